@@ -1,0 +1,45 @@
+# Two commands do everything: `make demo` and `make test`. Both set up .venv first, once.
+PYTHON ?= python3
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+
+# The stamp carries what was installed; it is older than a file below when that file changes what must be installed.
+.venv/.dev: pyproject.toml constraints.txt requirements-oracles.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isaac-newton needs Python 3.11 or newer; name one with make PYTHON=…")'
+	@echo "Setting up .venv (once; a few minutes) …"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-oracles.txt
+	@touch $@
+
+.venv/.docs: .venv/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+.PHONY: help
+help: ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+.PHONY: demo
+demo: .venv/.dev ## Train with and without ISAAC on embedded data; progress, a table, a picture
+	@$(BIN)/isaac-newton demo
+
+.PHONY: test
+test: lint ## Lint, types and all tests
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+.PHONY: lint
+lint: .venv/.dev ## Style, types and the direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+.PHONY: docs
+docs: .venv/.docs ## The documentation, into site/
+	@$(BIN)/mkdocs build --strict
+
+.PHONY: clean
+clean: ## Remove everything that can be made again
+	rm -rf .venv site build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,10 @@
+"""ISAAC Newton: condition each layer's weight gradient by the layer's own inputs, with one line and any optimizer."""
+
+from isaac_newton import equations
+from isaac_newton.attach import Handle, attach, detach
+from isaac_newton.damping import Relative
+from isaac_newton.layers.linear import Linear
+from isaac_newton.likelihood import Likelihood
+
+__all__ = ["Handle", "Likelihood", "Linear", "Relative", "attach", "detach", "equations"]
+__version__ = "0.1.0"

@@ -1,0 +1,313 @@
+"""`attach`, `detach` and the handle: which layers are conditioned, with what, and why not the others."""
+
+import contextlib
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from isaac_newton.autograd import Site
+from isaac_newton.damping import Damping, check
+from isaac_newton.layers import Adapter, find
+from isaac_newton.likelihood import CrossEntropy, Likelihood, LossFunction, likelihood_of
+from isaac_newton.settings import BiasMode, OutputCurvature, OutputDamping, Settings, Statistics
+
+__all__ = ["Handle", "Layers", "attach", "detach"]
+
+Layers: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
+
+
+def attach(
+    model: nn.Module,
+    damping: Damping = 1.0,
+    *,
+    layers: Layers | None = None,
+    exclude: str | Iterable[str] = (),
+    bias: BiasMode = "plain",
+    output_damping: OutputDamping = math.inf,
+    output_curvature: OutputCurvature = "sampled",
+    samples: int = 1,
+) -> "Handle":
+    r"""Condition the weight gradients of a model's layers by their inputs; the optimizer and the training loop stay as they are.
+
+    The model is changed in place and computes what it computed before. Its parameters, the keys of its `state_dict` and the types of
+    its modules stay. From now on a backward pass in training mode leaves ζ* (or ζ) in the `.grad` of the conditioned weights.
+
+    Args:
+        model: Any module; layers are looked for in all of its submodules.
+        damping: $λ_a > 0$, how far to stay from the plain gradient: small values condition strongly, `math.inf` not at all. A number,
+            `Relative(ρ)`, or a function of the number of backward passes so far that returns one of these.
+        layers: Which layers: None for all supported ones, a glob pattern or several over module names ("encoder.*"), or a
+            function `(name, module) -> bool`.
+        exclude: Glob pattern(s) over module names to leave out.
+        bias: "plain" leaves bias gradients alone (the paper); "joint" conditions them with the weights by joining a
+            column of ones to the inputs.
+        output_damping: $λ_g > 0$. `math.inf` gives ζ*; a number gives ζ; "kfac" takes $λ_g = λ_a$, which is K-FAC: a K-FAC learning
+            rate $η$ corresponds to $η / λ^2$.
+        output_curvature: For ζ, where ḡ comes from: "sampled" labels (Remark 1), the "exact" root of the loss
+            Hessian, or the "empirical" Fisher (Remark 4). The first two need `Handle.backward`.
+        samples: Labels drawn per example for "sampled"; each costs one backward pass without weight gradients.
+
+    Returns:
+        A handle to look at (`print(handle)`), to change the damping with, and to detach.
+    """
+    settings = Settings(
+        damping=damping,
+        bias=bias,
+        output_damping=output_damping,
+        output_curvature=output_curvature,
+        samples=samples,
+    )
+    chosen, skipped = _select(model, layers, exclude)
+    sites: dict[str, Attachment] = {}
+    for name, (layer, adapter) in chosen.items():
+        sites[name] = layer.__dict__["forward"] = Attachment(name, settings, layer, adapter)
+    return Handle(model, settings, sites, skipped)
+
+
+def detach(model: nn.Module) -> None:
+    """Make an attached model what it was. Works on copies and on models loaded from a file, where there is no handle."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    attached = [module for module in model.modules() if isinstance(vars(module).get("forward"), Attachment)]
+    if not attached:
+        raise ValueError(f"nothing is attached to this {type(model).__name__}; isaac_newton.attach(model, damping=…) does that")
+    for module in attached:
+        del module.__dict__["forward"]
+
+
+class Attachment(Site):
+    """Stands in for `layer.forward` while a model is attached."""
+
+    def __init__(self, name: str, settings: Settings, layer: nn.Module, adapter: Adapter) -> None:
+        super().__init__(name, settings)
+        self.layer = layer
+        self.adapter = adapter
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's forward pass: conditioned in training mode, the original one otherwise."""
+        if self.layer.training and torch.is_grad_enabled():
+            return self.adapter(self.layer, self, *args, **kwargs)
+        return type(self.layer).forward(self.layer, *args, **kwargs)
+
+
+class Handle:
+    """What `attach` returns: the report, the damping, `backward` for ζ, and the way back. Print it to see every layer."""
+
+    def __init__(
+        self, model: nn.Module, settings: Settings, sites: Mapping[str, Attachment], skipped: Mapping[str, str]
+    ) -> None:
+        self._model = model
+        self._settings = settings
+        self._sites = dict(sites)
+        self._skipped = dict(skipped)
+
+    @property
+    def conditioned(self) -> Mapping[str, nn.Module]:
+        """The conditioned layers by name."""
+        return MappingProxyType({name: site.layer for name, site in self._sites.items()})
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Why each other module with parameters of its own keeps its plain gradient."""
+        return MappingProxyType(self._skipped)
+
+    @property
+    def statistics(self) -> Mapping[str, Statistics]:
+        """What happened in each conditioned layer."""
+        return MappingProxyType({name: site.statistics for name, site in self._sites.items()})
+
+    @property
+    def damping(self) -> Damping:
+        """λ_a; may change at any time, and takes effect with the next backward pass."""
+        return self._settings.damping
+
+    @damping.setter
+    def damping(self, value: Damping) -> None:
+        self._settings.damping = check(value)
+
+    @property
+    def output_damping(self) -> OutputDamping:
+        """λ_g; may change between numbers, but ζ stays ζ and ζ* stays ζ*."""
+        return self._settings.output_damping
+
+    @output_damping.setter
+    def output_damping(self, value: OutputDamping) -> None:
+        if (value == math.inf) == self._settings.conditions_outputs:
+            raise ValueError(
+                f"output_damping cannot change from {self._settings.output_damping} to {value}: that is another method (ζ* is "
+                "inf, ζ is a number); detach and attach again"
+            )
+        self._settings.output_damping = value if value == "kfac" else check(value, "output_damping")
+
+    @property
+    def backward_passes(self) -> int:
+        """What a damping schedule is called with next. Set it when resuming, or to count optimizer steps instead."""
+        return self._settings.backward_passes
+
+    @backward_passes.setter
+    def backward_passes(self, value: int) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"backward_passes must be a whole number >= 0, got {value!r}")
+        self._settings.backward_passes = value
+
+    def backward(self, loss: Tensor, output: Tensor, loss_fn: LossFunction, *, retain_graph: bool = False) -> None:
+        """Run `loss.backward()` for ζ, with the extra passes for ḡ that it needs before.
+
+        An extra pass computes no weight gradient and leaves every `.grad` alone. `loss` may be scaled (by a `GradScaler`, say):
+        ḡ is taken from `output`, not from it.
+
+        Args:
+            loss: The loss, `loss_fn(output, target)`, or a multiple of it.
+            output: What `loss_fn` was given: the network's output.
+            loss_fn: `nn.CrossEntropyLoss`, `nn.MSELoss` or `nn.BCEWithLogitsLoss` (as module, function or `functools.partial`),
+                or a `Likelihood` of your own.
+            retain_graph: Keep the graph for another backward pass.
+        """
+        settings = self._settings
+        if not settings.conditions_outputs:
+            raise RuntimeError(
+                "handle.backward is for ζ, and output_damping=inf is ζ*, which needs no extra pass: call loss.backward(), or "
+                "attach with output_damping=<a number>"
+            )
+        likelihood = likelihood_of(loss_fn)
+        _check_output(output)
+        if isinstance(likelihood, CrossEntropy):
+            (gradient,) = torch.autograd.grad(loss, output, retain_graph=True)
+            likelihood = likelihood.observing(gradient)
+        terms = likelihood.terms(output)
+        if settings.needs_extra_pass:
+            self._collect_output_gradients(output, likelihood, terms)
+        settings.empirical_scale = math.sqrt(terms if likelihood.reduction == "mean" else 1 / max(terms, 1))
+        try:
+            loss.backward(retain_graph=retain_graph)
+        finally:
+            settings.empirical_scale = None
+
+    def detach(self) -> None:
+        """Give the layers of this handle their own forward pass back."""
+        if not self._sites:
+            raise ValueError("this handle is already detached")
+        for name, site in self._sites.items():
+            if vars(site.layer).get("forward") is not site:
+                raise ValueError(f"layer {name!r} is no longer attached by this handle; isaac_newton.detach(model) removes all")
+        for site in self._sites.values():
+            del site.layer.__dict__["forward"]
+        self._sites = {}
+
+    def __repr__(self) -> str:
+        return _report(self._sites, self._skipped, self._settings, self._model)
+
+    def _collect_output_gradients(self, output: Tensor, likelihood: Likelihood, terms: int) -> None:
+        settings = self._settings
+        weights = [p for site in self._sites.values() for p in site.layer.parameters() if p.requires_grad]
+        with _collecting(settings):
+            if settings.output_curvature == "exact":
+                scale = 1 / math.sqrt(max(terms, 1))
+                columns = likelihood.root(output.detach())
+            else:
+                scale = 1 / math.sqrt(max(terms, 1) * settings.samples)
+                columns = (likelihood.sample(output.detach()) for _ in range(settings.samples))
+            for column in columns:
+                torch.autograd.grad(output, weights, grad_outputs=column * scale, retain_graph=True, allow_unused=True)
+
+
+@contextlib.contextmanager
+def _collecting(settings: Settings) -> Iterator[None]:
+    settings.collecting = True
+    try:
+        yield
+    finally:
+        settings.collecting = False
+
+
+def _check_output(output: object) -> None:
+    if not isinstance(output, Tensor):
+        raise TypeError(f"output must be the tensor the loss was computed from, got {type(output).__name__}")
+    if not output.requires_grad:
+        raise ValueError("output has no graph to backpropagate through: compute it with gradients enabled, and do not detach it")
+
+
+def _select(
+    model: nn.Module, layers: Layers | None, exclude: str | Iterable[str]
+) -> tuple[dict[str, tuple[nn.Module, Adapter]], dict[str, str]]:
+    """Split the modules that own parameters into those to condition and those to skip, with reasons."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    candidates = {name: module for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
+    if not candidates:
+        raise ValueError(f"{type(model).__name__} has no parameters, so there is no gradient to condition")
+    excluded = _match(candidates, exclude, "exclude")
+    selected = set(candidates) if layers is None else _match(candidates, layers, "layers")
+    chosen: dict[str, tuple[nn.Module, Adapter]] = {}
+    skipped: dict[str, str] = {}
+    for name, module in candidates.items():
+        if name in excluded:
+            skipped[name] = f"excluded by exclude={exclude!r}"
+        elif name not in selected:
+            skipped[name] = "not selected by layers=" + (getattr(layers, "__qualname__", "") or repr(layers))
+        elif isinstance(vars(module).get("forward"), Attachment):
+            raise ValueError(
+                f"layer {name!r} is already attached; change handle.damping, or detach first: isaac_newton.detach(model)"
+            )
+        else:
+            found = find(module)
+            if isinstance(found, str):
+                skipped[name] = found
+            else:
+                chosen[name] = (module, found)
+    if not chosen:
+        raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
+    return chosen, skipped
+
+
+def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -> set[str]:
+    """The names that a pattern, several, or a predicate picks; a pattern that picks none is a mistake."""
+    if callable(patterns):
+        matched = {name for name, module in candidates.items() if patterns(name, module)}
+        if not matched:
+            raise ValueError(f"{option}= picks no layer; there are: {_names(candidates)}")
+        return matched
+    if not isinstance(patterns, str):
+        try:
+            patterns = list(patterns)
+        except TypeError:
+            raise TypeError(f"{option} must be a glob pattern, several, or a function, got {patterns!r}") from None
+    matched = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{option} must be glob patterns over module names, got {pattern!r}")
+        names = {name for name in candidates if fnmatch.fnmatchcase(name, pattern)}
+        if not names:
+            raise ValueError(f"{option}={pattern!r} matches no layer; there are: {_names(candidates)}")
+        matched |= names
+    return matched
+
+
+def _names(candidates: Mapping[str, nn.Module], most: int = 40) -> str:
+    names = [repr(name) for name in candidates]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _report(sites: Mapping[str, Attachment], skipped: Mapping[str, str], settings: Settings, model: nn.Module) -> str:
+    modules = dict(model.named_modules())
+    rows = [("layer", "type", "weight", "gradient")]
+    for name, module in modules.items():
+        if name in sites or name in skipped:
+            weight = max(module.parameters(recurse=False), key=Tensor.numel)
+            method = "ζ" if settings.conditions_outputs else "ζ*"
+            verdict = method if name in sites else f"plain: {skipped[name]}"
+            rows.append((name or "(model)", type(module).__name__, "×".join(map(str, weight.shape)), verdict))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
+    covered = {id(p): p.numel() for site in sites.values() for p in site.layer.parameters() if p.dim() > 1}
+    total = sum(p.numel() for p in model.parameters())
+    share = 100 * sum(covered.values()) / total
+    options = f"damping={settings.damping}"
+    if settings.conditions_outputs:
+        options += f", output_damping={settings.output_damping}, output_curvature={settings.output_curvature!r}"
+    return "\n".join([*lines, f"{len(sites)} layers conditioned, {share:.1f} % of {total:,} parameters; {options}"])

@@ -1,0 +1,66 @@
+"""What the damping λ can be: a number, relative to the layer's inputs, or a schedule of either."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from isaac_newton.equations import check_damping
+
+__all__ = ["Damping", "Relative", "check", "current"]
+
+
+@dataclass(frozen=True)
+class Relative:
+    r"""A damping that follows the size of the layer's inputs: $λ = ρ · \overline{‖a‖^2} / n$, per layer and step.
+
+    $\overline{‖a‖^2}$ is the mean squared norm of the rows and $n$ their width, so $λ$ is $ρ$ times the mean eigenvalue of
+    $a^\top a / b$. The result no longer depends on the scale of the inputs, and one $ρ$ serves layers of different scales.
+
+    Args:
+        ratio: $ρ > 0$.
+    """
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        check_damping(self.ratio, "ratio")
+        if math.isinf(self.ratio):
+            raise ValueError("ratio must be finite, got inf; use damping=math.inf for the plain gradient")
+
+    def of(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, ""]:
+        """The damping for these rows, in float32 or better."""
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        # All-zero rows have no curvature to damp: any positive λ gives the plain gradient, so keep it off zero.
+        return (self.ratio * rows.square().mean()).clamp_min(torch.finfo(rows.dtype).tiny)
+
+
+Damping: TypeAlias = float | Relative | Callable[[int], "float | Relative"]
+
+
+def check(value: Damping, name: str = "damping") -> Damping:
+    """Return `value` if it can be a damping, else say why not."""
+    if isinstance(value, Relative) or callable(value):
+        return value
+    check_damping(value, name)
+    return float(value)
+
+
+def current(value: Damping, step: int, rows: Float[Tensor, "rows features"]) -> float | Tensor:
+    """The number that `value` stands for at this step and for these rows."""
+    if callable(value):
+        scheduled = value(step)
+        if callable(scheduled):
+            raise TypeError(f"a damping schedule must return a number or isaac.Relative, got {scheduled!r} at step {step}")
+        try:
+            value = check(scheduled)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"the damping schedule returned {scheduled!r} at step {step}: {error}") from None
+    if isinstance(value, Relative):
+        return math.inf if rows.numel() == 0 else value.of(rows)
+    assert not callable(value)
+    return value

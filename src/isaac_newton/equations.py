@@ -1,0 +1,166 @@
+r"""The paper's equations as pure functions: tensors in, tensors out.
+
+Notation, used throughout: a layer has $n$ inputs and $m$ outputs and sees $b$ rows.
+
+| here             | paper              | shape       | meaning                                                     |
+|------------------|--------------------|-------------|-------------------------------------------------------------|
+| `a`              | $\mathbf{a}$       | $b × n$     | inputs of the layer                                         |
+| `g`              | $\mathbf{g}$       | $b × m$     | gradient of the mean loss with respect to the outputs       |
+| `gbar`           | $\bar{\mathbf{g}}$ | $rb × m$    | rows with $\bar g^\top \bar g / b ≈ E[\bar g^\top \bar g]$  |
+| `damping`        | $λ_a$              |             | regularizes $a^\top a / b$                                  |
+| `output_damping` | $λ_g$              |             | regularizes $\bar g^\top \bar g / b$                        |
+
+The printed forms contain $I - X (I + X)^{-1}$, a difference that cancels when $X$ is large. It equals $(I + X)^{-1}$, which
+is what is computed here: one Cholesky factorization, on the smaller of the two sides, because
+$(I + c\,a a^\top)^{-1} a = a\,(I + c\,a^\top a)^{-1}$.
+
+Everything runs in float64 inside and returns the dtype that came in. The smallest eigenvalue of $I + X$ is 1 and the largest can
+be $10^9$; float32 would leave nothing of the small ones. What training calls is `kernels`, which stays in float32 while that is safe.
+Nothing here looks at a value, so all of it works under `torch.func`, `torch.compile` and autograd.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["condition_rows", "kfac", "zeta", "zeta_star"]
+
+
+def condition_rows(a: Float[Tensor, "rows in"], damping: float | Tensor) -> Float[Tensor, "rows in"]:
+    r"""The inputs as ζ* sees them: $(I + \tfrac{1}{bλ_a} a a^\top)^{-1} a$ (the right-hand factor of Theorem 3).
+
+    Args:
+        a: Inputs of the layer, one row per example.
+        damping: $λ_a > 0$. `math.inf` gives `a` back.
+    """
+    check_damping(damping)
+    rows, features = a.shape
+    if 0 in a.shape:
+        return a
+    x = precise(a)
+    if rows < features:
+        return (inverse(x, 1 / (rows * damping)) @ x).to(a.dtype)
+    return (x @ inverse(x.mT, 1 / (rows * damping))).to(a.dtype)
+
+
+def zeta_star(
+    g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], damping: float | Tensor
+) -> Float[Tensor, "out in"]:
+    r"""Weight gradient of a linear layer, conditioned by the layer's inputs (Theorem 3).
+
+    $ζ^* = g^\top (I + \tfrac{1}{bλ_a} a a^\top)^{-1} a$, solved on the smaller of the two sides.
+
+    Args:
+        g: Gradient of the loss with respect to the layer's output, one row per example.
+        a: Inputs of the layer, one row per example.
+        damping: $λ_a > 0$. Large values give the plain gradient $g^\top a$.
+    """
+    check_damping(damping)
+    rows, features = a.shape
+    dtype = torch.promote_types(g.dtype, a.dtype)
+    g, a = precise(g), precise(a)
+    if rows == 0 or features == 0:
+        return (g.mT @ a).to(dtype)
+    if rows >= features:
+        conditioned = (g.mT @ a) @ inverse(a.mT, 1 / (rows * damping))
+    elif g.shape[1] <= features:
+        conditioned = (inverse(a, 1 / (rows * damping)) @ g).mT @ a
+    else:
+        conditioned = g.mT @ (inverse(a, 1 / (rows * damping)) @ a)
+    return conditioned.to(dtype)
+
+
+def zeta(
+    g: Float[Tensor, "rows out"],
+    gbar: Float[Tensor, "samples out"],
+    a: Float[Tensor, "rows in"],
+    output_damping: float | Tensor,
+    damping: float | Tensor,
+) -> Float[Tensor, "out in"]:
+    r"""The two-parameter step of Theorem 1, of which K-FAC and ζ* are special cases.
+
+    $ζ = (I + \tfrac{1}{bλ_g} \bar g^\top \bar g)^{-1}\, g^\top\, (I + \tfrac{1}{bλ_a} a a^\top)^{-1} a$.
+
+    Args:
+        g: Gradient of the mean loss with respect to the layer's output, one row per example.
+        gbar: Per-example gradients, not divided by the batch size, any number of rows, scaled so that
+            $\bar g^\top \bar g / b$ estimates the expectation; $b$ is the number of rows of `a`.
+        a: Inputs of the layer, one row per example.
+        output_damping: $λ_g > 0$. `math.inf` gives ζ*.
+        damping: $λ_a > 0$.
+    """
+    check_damping(output_damping, "output_damping")
+    dtype = torch.promote_types(g.dtype, a.dtype)
+    g, gbar = precise(g), precise(gbar)
+    samples, outputs = gbar.shape
+    if a.shape[0] and samples and outputs:
+        scale = 1 / (a.shape[0] * output_damping)
+        if samples < outputs:
+            # Woodbury. Here the difference is inherent: g need not lie in the span of gbar.
+            g = g - scale * (g @ gbar.mT) @ (inverse(gbar, scale) @ gbar)
+        else:
+            g = g @ inverse(gbar.mT, scale)
+    return zeta_star(g, a, damping).to(dtype)
+
+
+def kfac(
+    g: Float[Tensor, "rows out"],
+    gbar: Float[Tensor, "samples out"],
+    a: Float[Tensor, "rows in"],
+    damping: float | Tensor,
+) -> Float[Tensor, "out in"]:
+    r"""The K-FAC step with both factors formed explicitly (eq. tihonov-gn-method-step).
+
+    $(\bar g^\top \bar g / b + λ I)^{-1}\; g^\top a\; (a^\top a / b + λ I)^{-1}$, which is
+    $\tfrac{1}{λ^2} ζ$ at $λ_g = λ_a = λ$: a learning rate $η$ here is $η / λ^2$ there.
+
+    Args:
+        g: Gradient of the mean loss with respect to the layer's output, one row per example.
+        gbar: As in `zeta`.
+        a: Inputs of the layer, one row per example.
+        damping: $λ > 0$, the same for both factors.
+    """
+    check_damping(damping)
+    dtype = torch.promote_types(g.dtype, a.dtype)
+    g, gbar, a = precise(g), precise(gbar), precise(a)
+    gradient = g.mT @ a
+    if 0 in a.shape or g.shape[1] == 0:
+        return gradient.to(dtype)
+    left = _factor(gbar.mT @ gbar / a.shape[0], damping)
+    right = _factor(a.mT @ a / a.shape[0], damping)
+    return torch.cholesky_solve(torch.cholesky_solve(gradient, left).mT, right).mT.to(dtype)
+
+
+def inverse(x: Float[Tensor, "k l"], scale: float | Tensor) -> Float[Tensor, "k k"]:
+    r"""$(I + s\,x x^\top)^{-1}$ through one Cholesky factorization; NaN where `x` is not finite."""
+    gram = scale * (x @ x.mT)
+    return torch.cholesky_inverse(_factor(gram, 1.0))
+
+
+def precise(x: Tensor) -> Tensor:
+    """`x` in float64, or in float32 on devices without it."""
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+
+
+def check_damping(value: float | Tensor, name: str = "damping") -> None:
+    """Refuse what is no damping. Tensors pass unread: looking at one would wait for the device."""
+    if isinstance(value, Tensor):
+        if value.dim() != 0:
+            raise ValueError(f"{name} must be one number, got a tensor of shape {tuple(value.shape)}")
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number > 0, got {value!r}")
+    elif math.isnan(value) or value <= 0:
+        raise ValueError(f"{name} must be > 0, got {value}; use math.inf for the plain gradient")
+
+
+def _factor(gram: Float[Tensor, "k k"], shift: float | Tensor) -> Float[Tensor, "k k"]:
+    """Cholesky factor of `gram + shift I`."""
+    # The products in `gram` are rounded by about eps · trace, which can outweigh `shift` when rows repeat and make the
+    # sum indefinite. Adding as much again is no worse than the rounding was, and the factorization cannot fail.
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    shift = shift + 4 * torch.finfo(gram.dtype).eps * trace
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    factor, info = torch.linalg.cholesky_ex(gram + shift * identity)
+    return torch.where(info == 0, factor, math.nan)

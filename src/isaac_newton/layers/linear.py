@@ -1,0 +1,68 @@
+"""Linear layers: the adapter for `nn.Linear` and the drop-in layer `isaac_newton.Linear`."""
+
+import torch
+from torch import Tensor, nn
+
+from isaac_newton.autograd import Site, linear
+from isaac_newton.damping import Damping, check
+from isaac_newton.layers.registry import register
+from isaac_newton.settings import Settings
+
+__all__ = ["Linear"]
+
+
+@register(nn.Linear)
+def _linear(layer: nn.Linear, site: Site, input: Tensor) -> Tensor:
+    return linear(input, layer.weight, layer.bias, site)
+
+
+class Linear(nn.Linear):
+    r"""`nn.Linear` whose weight gradient is ζ* (Theorem 3) in training mode; the bias gradient stays plain.
+
+    Takes the place of the authors' `isaac.Linear(in_features, out_features, la)`.
+
+    Args:
+        in_features: Size of each input row.
+        out_features: Size of each output row.
+        damping: $λ_a > 0$: a number, `Relative`, or a function of the number of backward passes so far.
+        bias: Whether to add a bias.
+        la: The authors' name for `damping`.
+        device: As in `nn.Linear`.
+        dtype: As in `nn.Linear`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        damping: Damping | None = None,
+        bias: bool = True,
+        *,
+        la: Damping | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if damping is not None and la is not None:
+            raise TypeError(f"damping and la are two names for one thing, got damping={damping!r} and la={la!r}")
+        chosen = damping if damping is not None else la if la is not None else 1.0
+        super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
+        self._site = Site("", Settings(damping=chosen))
+
+    @property
+    def damping(self) -> Damping:
+        """λ_a; may change at any time."""
+        return self._site.settings.damping
+
+    @damping.setter
+    def damping(self, value: Damping) -> None:
+        self._site.settings.damping = check(value)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """What `nn.Linear` returns."""
+        if not self.training:
+            return super().forward(input)
+        return linear(input, self.weight, self.bias, self._site)
+
+    def extra_repr(self) -> str:
+        """What `nn.Linear` says, and the damping."""
+        return f"{super().extra_repr()}, damping={self.damping}"

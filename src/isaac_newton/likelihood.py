@@ -1,0 +1,199 @@
+r"""Where ḡ comes from: the curvature of the loss with respect to the network's output, for each loss.
+
+A loss is a sum or mean of terms $\ell(f, y) = -\log p(y \mid f)$. Its Hessian $\nabla^2_f \ell$ has a root that can be taken
+column by column ("exact"), or estimated from labels drawn from the model's own $p(y \mid f)$ ("sampled", Remark 1). Backpropagating
+a column or a sample to a layer's outputs gives ḡ there.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["BinaryCrossEntropy", "CrossEntropy", "Likelihood", "LossFunction", "SquaredError", "likelihood_of"]
+
+Reduction: TypeAlias = Literal["mean", "sum"]
+
+
+@runtime_checkable
+class Likelihood(Protocol):
+    r"""What `Handle.backward` needs to know of a loss of your own; pass an object with these as `loss_fn`.
+
+    The loss is the mean (`reduction="mean"`) or sum of `terms(output)` terms $\ell$. `sample` returns, for one
+    $\hat y \sim p(· | f)$ per term, the gradients $\nabla_f \ell(f, \hat y)$ in the shape of the output. `root` yields tensors
+    $s_k$ in the shape of the output with $\sum_k s_k s_k^\top = \nabla^2_f \ell$ for each term; a tensor may carry one column for every term
+    of the batch at once, as long as terms that meet in a layer (positions of one sequence) do not share one.
+    """
+
+    @property
+    def reduction(self) -> Reduction:
+        """Whether the loss averages its terms or sums them."""
+        ...
+
+    def terms(self, output: Tensor) -> int:
+        """How many terms the loss has for this output."""
+        ...
+
+    def sample(self, output: Tensor) -> Tensor:
+        """Gradients of the terms for labels drawn from the model."""
+        ...
+
+    def root(self, output: Tensor) -> Iterator[Tensor]:
+        """Columns of a root of the Hessian of the terms."""
+        ...
+
+
+LossFunction: TypeAlias = Likelihood | nn.Module | Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    r"""Categorical: $\nabla^2 \ell = \mathrm{diag}(p) - p p^\top$. Classes are dim 1, or dim 0 of an unbatched output."""
+
+    reduction: Reduction = "mean"
+    #: 1 where a target counts, 0 where `ignore_index` blanked it out; None: all count.
+    counted: Tensor | None = None
+
+    def observing(self, gradient: Tensor) -> "CrossEntropy":
+        """Leave out the terms that the loss left out: they are those without a gradient."""
+        return replace(self, counted=(gradient != 0).any(_class_dim(gradient), keepdim=True))
+
+    def terms(self, output: Tensor) -> int:
+        """Targets that count."""
+        if self.counted is not None:
+            return max(1, int(self.counted.sum()))
+        return output.numel() // output.shape[_class_dim(output)]
+
+    def sample(self, output: Tensor) -> Tensor:
+        """p − onehot(ŷ)."""
+        dim = _class_dim(output)
+        p = _softmax(output)
+        labels = torch.multinomial(p.movedim(dim, -1).reshape(-1, p.shape[dim]), 1)
+        onehot = torch.zeros_like(p).movedim(dim, -1)
+        onehot.scatter_(-1, labels.reshape(*onehot.shape[:-1], 1), 1.0)
+        return self._only_counted(p - onehot.movedim(-1, dim), output)
+
+    def root(self, output: Tensor) -> Iterator[Tensor]:
+        """√p_k (e_k − p), for each class k and each position."""
+        dim = _class_dim(output)
+        p = _softmax(output)
+        for k in range(p.shape[dim]):
+            column = -p
+            column.select(dim, k).add_(1)
+            column = self._only_counted(column * p.select(dim, k).sqrt().unsqueeze(dim), output)
+            yield from _by_position(column, keep=dim)
+
+    def _only_counted(self, column: Tensor, output: Tensor) -> Tensor:
+        return (column if self.counted is None else column * self.counted).to(output.dtype)
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    r"""Gaussian: $\nabla^2 \ell = 2 I$ for a sum of squares, $2 / C · I$ where the mean over $C$ outputs per sample is taken."""
+
+    reduction: Reduction = "mean"
+
+    def terms(self, output: Tensor) -> int:
+        """Samples: the first dimension."""
+        return output.shape[0]
+
+    def sample(self, output: Tensor) -> Tensor:
+        """Standard normal, scaled to the Hessian's root."""
+        return torch.randn_like(output) * math.sqrt(2 / _averaged(output, self.reduction))
+
+    def root(self, output: Tensor) -> Iterator[Tensor]:
+        """One unit column per output."""
+        yield from _by_position(torch.full_like(output, math.sqrt(2 / _averaged(output, self.reduction))))
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    r"""Bernoulli with logits: $\nabla^2 \ell = \mathrm{diag}(σ (1 - σ))$, divided by $C$ where a mean over $C$ outputs is taken."""
+
+    reduction: Reduction = "mean"
+
+    def terms(self, output: Tensor) -> int:
+        """Samples: the first dimension."""
+        return output.shape[0]
+
+    def sample(self, output: Tensor) -> Tensor:
+        """σ − ŷ, scaled to the Hessian's root."""
+        p = output.sigmoid()
+        return (p - torch.bernoulli(p)) / math.sqrt(_averaged(output, self.reduction))
+
+    def root(self, output: Tensor) -> Iterator[Tensor]:
+        """One column per output."""
+        # σ(−f) rather than 1 − σ(f), which is 0 in float32 from f = 17 on
+        deviation = (output.sigmoid() * (-output).sigmoid()).sqrt()
+        yield from _by_position(deviation / math.sqrt(_averaged(output, self.reduction)))
+
+
+_KNOWN: dict[object, type[CrossEntropy] | type[SquaredError] | type[BinaryCrossEntropy]] = {
+    nn.CrossEntropyLoss: CrossEntropy,
+    F.cross_entropy: CrossEntropy,
+    nn.MSELoss: SquaredError,
+    F.mse_loss: SquaredError,
+    nn.BCEWithLogitsLoss: BinaryCrossEntropy,
+    F.binary_cross_entropy_with_logits: BinaryCrossEntropy,
+}
+
+
+def likelihood_of(loss_fn: LossFunction) -> Likelihood:
+    """The likelihood behind a loss: one torch knows, as module, function or `functools.partial` of it, or a `Likelihood`."""
+    if isinstance(loss_fn, Likelihood) and not isinstance(loss_fn, type):
+        return loss_fn
+    options: dict[str, object] = {}
+    base: object = loss_fn
+    if isinstance(loss_fn, functools.partial):
+        base, options = loss_fn.func, dict(loss_fn.keywords)
+    elif isinstance(loss_fn, nn.Module):
+        base = type(loss_fn)
+        names = ("reduction", "label_smoothing", "weight", "pos_weight")
+        options = {name: getattr(loss_fn, name, None) for name in names}
+    kind = _KNOWN.get(base) if isinstance(base, type) or callable(base) else None
+    if kind is None:
+        raise TypeError(
+            f"handle.backward does not know the loss {loss_fn!r}: pass nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss "
+            "(or their functions), or an object that implements isaac_newton.Likelihood"
+        )
+    smoothing = options.get("label_smoothing") or 0.0
+    if smoothing:
+        raise ValueError(
+            f"label_smoothing={smoothing} has no likelihood to draw labels from; use label_smoothing=0, or "
+            "output_curvature='empirical' with loss.backward()"
+        )
+    for name in ("weight", "pos_weight"):
+        if options.get(name) is not None:
+            raise ValueError(f"{name}= of {loss_fn!r} is not supported; implement isaac_newton.Likelihood for a weighted loss")
+    reduction = options.get("reduction") or "mean"
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+    return kind("mean" if reduction == "mean" else "sum")
+
+
+def _class_dim(output: Tensor) -> int:
+    return 0 if output.dim() == 1 else 1
+
+
+def _softmax(output: Tensor) -> Tensor:
+    return output.to(torch.promote_types(output.dtype, torch.float32)).softmax(_class_dim(output))
+
+
+def _averaged(output: Tensor, reduction: Reduction) -> int:
+    """How many outputs of one sample the loss averages."""
+    return math.prod(output.shape[1:]) if reduction == "mean" else 1
+
+
+def _by_position(column: Tensor, keep: int = 0) -> Iterator[Tensor]:
+    """Split a column that speaks for all positions of a sample into one tensor each; `keep`: a dimension that stays whole."""
+    places = ([slice(None)] if dim in (0, keep) else range(size) for dim, size in enumerate(column.shape))
+    for place in itertools.product(*places):
+        single = torch.zeros_like(column)
+        single[place] = column[place]
+        yield single
