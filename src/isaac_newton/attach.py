@@ -32,22 +32,23 @@ def attach(
     output_curvature: OutputCurvature = "sampled",
     samples: int = 1,
 ) -> "Handle":
-    r"""Condition the weight gradients of a model's layers by their inputs; the optimizer and the training loop stay as they are.
+    r"""Condition the weight gradients of a model's layers by their inputs; optimizer and training loop stay as they are.
 
-    The model is changed in place and computes what it computed before. Its parameters, the keys of its `state_dict` and the types of
-    its modules stay. From now on a backward pass in training mode leaves ζ* (or ζ) in the `.grad` of the conditioned weights.
+    The model is changed in place and computes what it computed before. Its parameters, the keys of its `state_dict` and
+    the types of its modules stay. From now on a backward pass in training mode leaves ζ* (or ζ) in the `.grad` of the
+    conditioned weights.
 
     Args:
         model: Any module; layers are looked for in all of its submodules.
-        damping: $λ_a > 0$, how far to stay from the plain gradient: small values condition strongly, `math.inf` not at all. A number,
-            `Relative(ρ)`, or a function of the number of backward passes so far that returns one of these.
+        damping: $λ_a > 0$: small values condition strongly, `math.inf` not at all. A number, `Relative(ρ)`, or a function
+            of the number of backward passes so far that returns one of these.
         layers: Which layers: None for all supported ones, a glob pattern or several over module names ("encoder.*"), or a
             function `(name, module) -> bool`.
         exclude: Glob pattern(s) over module names to leave out.
         bias: "plain" leaves bias gradients alone (the paper); "joint" conditions them with the weights by joining a
             column of ones to the inputs.
-        output_damping: $λ_g > 0$. `math.inf` gives ζ*; a number gives ζ; "kfac" takes $λ_g = λ_a$, which is K-FAC: a K-FAC learning
-            rate $η$ corresponds to $η / λ^2$.
+        output_damping: $λ_g > 0$. `math.inf` gives ζ*; a number gives ζ; "kfac" takes $λ_g = λ_a$, which is K-FAC: a
+            K-FAC learning rate $η$ corresponds to $η / λ^2$.
         output_curvature: For ζ, where ḡ comes from: "sampled" labels (Remark 1), the "exact" root of the loss
             Hessian, or the "empirical" Fisher (Remark 4). The first two need `Handle.backward`.
         samples: Labels drawn per example for "sampled"; each costs one backward pass without weight gradients.
@@ -229,7 +230,9 @@ def _check_output(output: object) -> None:
     if not isinstance(output, Tensor):
         raise TypeError(f"output must be the tensor the loss was computed from, got {type(output).__name__}")
     if not output.requires_grad:
-        raise ValueError("output has no graph to backpropagate through: compute it with gradients enabled, and do not detach it")
+        raise ValueError(
+            "output has no graph to backpropagate through: compute it with gradients enabled, and do not detach it"
+        )
 
 
 def _select(

@@ -30,7 +30,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site) -> Te
     """
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return F.linear(input, weight, bias)
-    output: Tensor = _Linear.apply(input, weight, bias, site)
+    output: Tensor = _Linear.apply(input, weight, bias, site)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -41,21 +41,20 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-        input, weight, _, site = inputs
-        ctx.save_for_backward(input, weight)
-        ctx.site = site
+        ctx.save_for_backward(*inputs[:2])
+        ctx.site = inputs[3]
         ctx.gbar = []
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[no-untyped-def]
-        input, weight = ctx.saved_tensors
+        a, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        # Under autocast g is in the half type while input and weight are not: do as torch does, multiply in g's type.
-        grad_input = (g @ weight.to(g.dtype)).to(input.dtype) if needs_input else None
+        # Under autocast g is in the half type while a and weight are not: do as torch does, multiply in g's type.
+        grad_input = (g @ weight.to(g.dtype)).to(a.dtype) if needs_input else None
         if ctx.site.settings.collecting:
             ctx.gbar.append(_as_rows(g))
             return grad_input, None, None, None
-        g, a = _as_rows(g), _as_rows(input)
+        g, a = _as_rows(g), _as_rows(a)
         grad_weight = grad_bias = None
         if needs_weight:
             joint = needs_bias and ctx.site.settings.bias == "joint"

@@ -32,11 +32,11 @@ class Relative:
         if math.isinf(self.ratio):
             raise ValueError("ratio must be finite, got inf; use damping=math.inf for the plain gradient")
 
-    def of(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, ""]:
-        """The damping for these rows, in float32 or better."""
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    def of(self, x: Float[Tensor, "k features"], rows: int) -> Float[Tensor, ""]:
+        """ρ times the mean eigenvalue of xᵀx / rows, in float32 or better."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         # All-zero rows have no curvature to damp: any positive λ gives the plain gradient, so keep it off zero.
-        return (self.ratio * rows.square().mean()).clamp_min(torch.finfo(rows.dtype).tiny)
+        return (x.square().sum() * (self.ratio / (rows * x.shape[1]))).clamp_min(torch.finfo(x.dtype).tiny)
 
 
 Damping: TypeAlias = float | Relative | Callable[[int], "float | Relative"]
@@ -50,8 +50,8 @@ def check(value: Damping, name: str = "damping") -> Damping:
     return float(value)
 
 
-def current(value: Damping, step: int, rows: Float[Tensor, "rows features"]) -> float | Tensor:
-    """The number that `value` stands for at this step and for these rows."""
+def current(value: Damping, step: int, x: Float[Tensor, "k features"], rows: int) -> float | Tensor:
+    """The number that `value` stands for at this step, as damping of xᵀx / rows."""
     if callable(value):
         scheduled = value(step)
         if callable(scheduled):
@@ -61,6 +61,6 @@ def current(value: Damping, step: int, rows: Float[Tensor, "rows features"]) -> 
         except (TypeError, ValueError) as error:
             raise type(error)(f"the damping schedule returned {scheduled!r} at step {step}: {error}") from None
     if isinstance(value, Relative):
-        return math.inf if rows.numel() == 0 else value.of(rows)
+        return math.inf if x.numel() == 0 else value.of(x, rows)
     assert not callable(value)
     return value

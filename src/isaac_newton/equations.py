@@ -14,9 +14,9 @@ The printed forms contain $I - X (I + X)^{-1}$, a difference that cancels when $
 is what is computed here: one Cholesky factorization, on the smaller of the two sides, because
 $(I + c\,a a^\top)^{-1} a = a\,(I + c\,a^\top a)^{-1}$.
 
-Everything runs in float64 inside and returns the dtype that came in. The smallest eigenvalue of $I + X$ is 1 and the largest can
-be $10^9$; float32 would leave nothing of the small ones. What training calls is `kernels`, which stays in float32 while that is safe.
-Nothing here looks at a value, so all of it works under `torch.func`, `torch.compile` and autograd.
+Everything runs in float64 inside and returns the dtype that came in. The smallest eigenvalue of $I + X$ is 1 and the largest
+can be $10^9$; float32 would leave nothing of the small ones. What training calls is `kernels`, which stays in float32 while
+that is safe. Nothing here looks at a value, so all of it works under `torch.func`, `torch.compile` and autograd.
 """
 
 import math
@@ -45,9 +45,7 @@ def condition_rows(a: Float[Tensor, "rows in"], damping: float | Tensor) -> Floa
     return (x @ inverse(x.mT, 1 / (rows * damping))).to(a.dtype)
 
 
-def zeta_star(
-    g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], damping: float | Tensor
-) -> Float[Tensor, "out in"]:
+def zeta_star(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], damping: float | Tensor) -> Float[Tensor, "out in"]:
     r"""Weight gradient of a linear layer, conditioned by the layer's inputs (Theorem 3).
 
     $ζ^* = g^\top (I + \tfrac{1}{bλ_a} a a^\top)^{-1} a$, solved on the smaller of the two sides.

@@ -1,14 +1,14 @@
 r"""Where ḡ comes from: the curvature of the loss with respect to the network's output, for each loss.
 
 A loss is a sum or mean of terms $\ell(f, y) = -\log p(y \mid f)$. Its Hessian $\nabla^2_f \ell$ has a root that can be taken
-column by column ("exact"), or estimated from labels drawn from the model's own $p(y \mid f)$ ("sampled", Remark 1). Backpropagating
-a column or a sample to a layer's outputs gives ḡ there.
+column by column ("exact"), or estimated from labels drawn from the model's own $p(y \mid f)$ ("sampled", Remark 1).
+Backpropagating a column or a sample to a layer's outputs gives ḡ there.
 """
 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -26,9 +26,10 @@ class Likelihood(Protocol):
     r"""What `Handle.backward` needs to know of a loss of your own; pass an object with these as `loss_fn`.
 
     The loss is the mean (`reduction="mean"`) or sum of `terms(output)` terms $\ell$. `sample` returns, for one
-    $\hat y \sim p(· | f)$ per term, the gradients $\nabla_f \ell(f, \hat y)$ in the shape of the output. `root` yields tensors
-    $s_k$ in the shape of the output with $\sum_k s_k s_k^\top = \nabla^2_f \ell$ for each term; a tensor may carry one column for every term
-    of the batch at once, as long as terms that meet in a layer (positions of one sequence) do not share one.
+    $\hat y \sim p(· | f)$ per term, the gradients $\nabla_f \ell(f, \hat y)$ in the shape of the output. `root` yields
+    tensors $s_k$ in the shape of the output with $\sum_k s_k s_k^\top = \nabla^2_f \ell$ for each term; a tensor may carry
+    one column for every term of the batch at once, as long as terms that meet in a layer (positions of one sequence) do
+    not share one.
     """
 
     @property
@@ -71,7 +72,7 @@ class CrossEntropy:
         return output.numel() // output.shape[_class_dim(output)]
 
     def sample(self, output: Tensor) -> Tensor:
-        """p − onehot(ŷ)."""
+        """P − onehot(ŷ)."""
         dim = _class_dim(output)
         p = _softmax(output)
         labels = torch.multinomial(p.movedim(dim, -1).reshape(-1, p.shape[dim]), 1)
@@ -95,7 +96,7 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class SquaredError:
-    r"""Gaussian: $\nabla^2 \ell = 2 I$ for a sum of squares, $2 / C · I$ where the mean over $C$ outputs per sample is taken."""
+    r"""Gaussian: $\nabla^2 \ell = 2 I$ for a sum of squares, $2 / C · I$ for a mean over the $C$ outputs of a sample."""
 
     reduction: Reduction = "mean"
 
@@ -114,7 +115,7 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy:
-    r"""Bernoulli with logits: $\nabla^2 \ell = \mathrm{diag}(σ (1 - σ))$, divided by $C$ where a mean over $C$ outputs is taken."""
+    r"""Bernoulli with logits: $\nabla^2 \ell = \mathrm{diag}(σ (1 - σ))$, over $C$ for a mean over $C$ outputs."""
 
     reduction: Reduction = "mean"
 
@@ -192,7 +193,9 @@ def _averaged(output: Tensor, reduction: Reduction) -> int:
 
 def _by_position(column: Tensor, keep: int = 0) -> Iterator[Tensor]:
     """Split a column that speaks for all positions of a sample into one tensor each; `keep`: a dimension that stays whole."""
-    places = ([slice(None)] if dim in (0, keep) else range(size) for dim, size in enumerate(column.shape))
+    places: list[Iterable[int | slice]] = [
+        [slice(None)] if dim in (0, keep) else range(size) for dim, size in enumerate(column.shape)
+    ]
     for place in itertools.product(*places):
         single = torch.zeros_like(column)
         single[place] = column[place]

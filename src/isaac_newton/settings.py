@@ -64,10 +64,10 @@ class Settings:
     def dampings(self, a: Tensor, gbar: Tensor | None) -> tuple[float | Tensor, float | Tensor]:
         """λ_a and λ_g for this layer in the current backward pass."""
         step = max(self.backward_passes - 1, 0)
-        damping = current(self.damping, step, a)
+        damping = current(self.damping, step, a, len(a))
         if self.output_damping == "kfac":
             return damping, damping
-        return damping, math.inf if gbar is None else current(self.output_damping, step, gbar)
+        return damping, math.inf if gbar is None else current(self.output_damping, step, gbar, len(a))
 
 
 @dataclass
@@ -82,5 +82,3 @@ def check_choice(name: str, value: object, choices: object) -> None:
     allowed = get_args(choices)
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-

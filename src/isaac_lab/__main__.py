@@ -1,0 +1,5 @@
+"""`python -m isaac_lab` is `isaac-newton`."""
+
+from isaac_lab.cli import main
+
+main()

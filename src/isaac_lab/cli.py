@@ -1,0 +1,164 @@
+"""The command line: `isaac-newton demo`."""
+
+import io
+import json
+import math
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+try:
+    import typer
+    from rich import box
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Table
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: the laboratory needs it; pip install 'isaac-newton[lab]'") from None
+
+# torch and matplotlib take seconds to import and `--help` should not: the commands import them.
+if TYPE_CHECKING:
+    from isaac_lab.demo import Measurement, Run, Summary
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="ISAAC Newton: see and measure what it does to training.")
+
+
+def main() -> None:
+    """The console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that has no ± should show a question mark, not end half a minute of training with an error.
+        sys.stdout.reconfigure(errors="replace")
+    app(prog_name="isaac-newton")
+
+
+@app.callback()
+def _isaac_newton() -> None:
+    # With a callback typer keeps the name of the only command: `isaac-newton demo`, not `isaac-newton`.
+    pass
+
+
+def _at_least_one(value: int) -> int:
+    if value < 1:
+        raise typer.BadParameter(f"must be at least 1, got {value}")
+    return value
+
+
+@app.command()
+def demo(
+    epochs: Annotated[
+        int, typer.Option(callback=_at_least_one, help="Passes over the training images; the settings are tuned for 15.")
+    ] = 15,
+    seeds: Annotated[int, typer.Option(callback=_at_least_one, help="Runs of each method, each with a seed of its own.")] = 3,
+    out: Annotated[Path, typer.Option(help="Directory for the picture and the records.")] = Path("out/demo"),
+) -> None:
+    """Train with and without ISAAC on embedded images of digits: progress, a table, a picture."""
+    started = time.perf_counter()
+    _check_writable(out)
+    console = Console()
+    with console.status("Loading torch and matplotlib …"):
+        from isaac_lab.demo import records, summarize, what_one_sees
+        from isaac_lab.report import curves
+    runs = _train(console, epochs=epochs, seeds=seeds)
+    picture, numbers = out / "curves.png", out / "records.json"
+    curves.draw(runs, path=picture)
+    seconds = time.perf_counter() - started
+    numbers.write_text(json.dumps(_null_for_nan(records(runs, seconds=seconds)), indent=1, allow_nan=False) + "\n")
+    console.print(_table(summarize(runs)))
+    for sentence in what_one_sees(runs):
+        console.print(sentence)
+    console.print(f"\nPicture: {picture}\nRecords: {numbers}\nDone in {seconds:.0f} s.", markup=False, soft_wrap=True)
+
+
+def _check_writable(directory: Path) -> None:
+    """Learn before the training, not after it, that its results cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        message = f"cannot write to {str(directory)!r}: {error.strerror}. Name a directory that you can write to."
+        raise typer.BadParameter(message, param_hint="'--out'") from None
+
+
+def _train(console: Console, *, epochs: int, seeds: int) -> list["Run"]:
+    """All runs, with bars on a terminal and a line per run elsewhere."""
+    from isaac_lab.data import digits
+    from isaac_lab.demo import Run, one_thread, schedule, train
+
+    data, plan = digits.load(), schedule(seeds)
+    console.print(
+        f"Training the paper's 5-layer ReLU network on {len(data.train_labels)} digits: {len(plan)} runs of {epochs} epochs."
+    )
+    live = console.is_terminal and not console.is_dumb_terminal
+    runs: list[Run] = []
+    with one_thread(), _progress(console, disable=not live) as progress:
+        overall = progress.add_task("All runs", total=len(plan) * epochs, state="")
+        current = progress.add_task("", total=epochs, state="")
+        for seed, method in plan:
+            label = f"{method.name}, seed {seed}"
+            progress.reset(current, description=label)
+            measurements = []
+            for measurement in train(method, data, seed=seed, epochs=epochs):
+                measurements.append(measurement)
+                progress.update(current, completed=measurement.epoch, state=_state(measurement))
+                progress.update(overall, completed=len(runs) * epochs + measurement.epoch)
+            runs.append(Run(method, seed, tuple(measurements)))
+            if not live:
+                console.print(f"{label}: {_state(measurements[-1])}")
+    return runs
+
+
+def _progress(console: Console, *, disable: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<20}"),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[state]}"),
+        console=console,
+        disable=disable,
+    )
+
+
+def _state(measurement: "Measurement") -> str:
+    return f"loss {measurement.train_loss:#.2g}, accuracy {measurement.test_accuracy:.1%}"
+
+
+CAPTION = """\
+Mean ± standard deviation over seeds, after the last epoch. Epochs to plain: the
+first epoch at which the mean training loss is at or below the final one of the
+same optimizer without ISAAC. Seconds: training steps only, median of epochs.
+"""
+
+
+def _table(summaries: tuple["Summary", ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, caption=CAPTION, caption_justify="left")
+    table.add_column("Method", no_wrap=True)
+    for heading in ("Training\nloss", "Test\naccuracy", "Epochs\nto plain", "Seconds\nper epoch"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for summary in summaries:
+        table.add_row(
+            summary.method.name,
+            _with_spread(summary.train_loss, summary.train_loss_spread, "#.2g"),
+            _with_spread(summary.test_accuracy, summary.test_accuracy_spread, ".1%"),
+            "never" if summary.epochs_to_plain is None else str(summary.epochs_to_plain),
+            f"{summary.seconds_per_epoch:.3f}",
+            style="bold" if summary.method.conditioned else "",
+        )
+    return table
+
+
+def _with_spread(mean: float, spread: float | None, style: str) -> str:
+    return format(mean, style) if spread is None else f"{mean:{style}} ± {spread:{style}}"
+
+
+def _null_for_nan(value: Any) -> Any:
+    """JSON has no word for NaN and infinity, which a diverged run ends with."""
+    if isinstance(value, dict):
+        return {key: _null_for_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_null_for_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,1 @@
+"""Data that the laboratory trains on: one file per data set."""

@@ -1,0 +1,231 @@
+"""The demo's experiment: four methods train one network on digits, from the same weights and over the same batches."""
+
+import contextlib
+import math
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from statistics import fmean, median, stdev
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import isaac_newton
+from isaac_lab.data.digits import CLASSES, PIXELS, Digits
+from isaac_lab.methods import Method
+from isaac_lab.models import relu_network
+
+__all__ = [
+    "METHODS",
+    "Measurement",
+    "Run",
+    "Summary",
+    "batch_orders",
+    "families",
+    "initial_network",
+    "one_thread",
+    "records",
+    "schedule",
+    "summarize",
+    "train",
+    "what_one_sees",
+]
+
+#: Batch size and width are the paper's.
+BATCH_SIZE = 60
+WIDTH = 400
+
+METHODS = (
+    Method("SGD", optimizer="SGD", learning_rate=0.3),
+    Method("SGD + ISAAC", optimizer="SGD", learning_rate=1.0, damping=1.0),
+    Method("Adam", optimizer="Adam", learning_rate=0.003),
+    Method("Adam + ISAAC", optimizer="Adam", learning_rate=0.003, damping=0.1),
+)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The network after an epoch; epoch 0 is the untrained one.
+
+    Loss and accuracy are over the whole training and test set. `seconds` covers the training steps of this epoch only.
+    """
+
+    epoch: int
+    train_loss: float
+    test_accuracy: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method at one seed, measured from epoch 0 to the last."""
+
+    method: Method
+    seed: int
+    measurements: tuple[Measurement, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method over all seeds after the last epoch.
+
+    Spreads are sample standard deviations over the seeds, None with one seed or where one diverged. `epochs_to_plain` is the
+    first epoch at which the mean training loss is at or below the final one of the same optimizer without ISAAC, None if
+    there is none.
+    """
+
+    method: Method
+    train_loss: float
+    train_loss_spread: float | None
+    test_accuracy: float
+    test_accuracy_spread: float | None
+    epochs_to_plain: int | None
+    seconds_per_epoch: float
+
+
+def schedule(seeds: int) -> tuple[tuple[int, Method], ...]:
+    """Every method at one seed before the next seed, so that a slow minute of the machine strikes all of them."""
+    return tuple((seed, method) for seed in range(seeds) for method in METHODS)
+
+
+def train(method: Method, data: Digits, *, seed: int, epochs: int) -> Iterator[Measurement]:
+    """Train one network; measure it before the first epoch and after each."""
+    model = initial_network(seed)
+    optimizer = method.prepare(model)
+    yield _measure(model, data, epoch=0, seconds=0.0)
+    for epoch, batches in enumerate(batch_orders(len(data.train_labels), seed=seed, epochs=epochs), start=1):
+        model.train()
+        started = time.perf_counter()
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(data.train_images[batch]), data.train_labels[batch])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        yield _measure(model, data, epoch=epoch, seconds=time.perf_counter() - started)
+
+
+def initial_network(seed: int) -> nn.Module:
+    """The network that every method starts from at this seed."""
+    # The random numbers of whoever calls this go on as if nothing had happened.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return relu_network(PIXELS, CLASSES, width=WIDTH)
+
+
+def batch_orders(images: int, *, seed: int, epochs: int) -> Iterator[tuple[Tensor, ...]]:
+    """For each epoch, the batches of indices that every method sees at this seed."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        yield torch.split(torch.randperm(images, generator=generator), BATCH_SIZE)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: matrices this small gain nothing from more, and the sums keep their order on any machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def summarize(runs: Sequence[Run]) -> tuple[Summary, ...]:
+    """One summary for each method, in the order of `METHODS`."""
+    return tuple(_summary(method, runs) for method in METHODS)
+
+
+def families(summaries: Sequence[Summary]) -> Iterator[tuple[Summary, Summary]]:
+    """For each optimizer, what it does without ISAAC and with it."""
+    for plain in (summary for summary in summaries if not summary.method.conditioned):
+        for isaac in (summary for summary in summaries if summary.method.conditioned):
+            if isaac.method.optimizer == plain.method.optimizer:
+                yield plain, isaac
+
+
+def what_one_sees(runs: Sequence[Run]) -> tuple[str, ...]:
+    """For each optimizer, what ISAAC changed, whichever way it went."""
+    return tuple(_comparison(plain, isaac, runs) for plain, isaac in families(summarize(runs)))
+
+
+def records(runs: Sequence[Run], *, seconds: float) -> dict[str, object]:
+    """Everything needed to judge the numbers and to make them again."""
+    seeds, epochs = {run.seed for run in runs}, len(runs[0].measurements) - 1
+    return {
+        "command": f"isaac-newton demo --epochs {epochs} --seeds {len(seeds)}",
+        "config": {
+            "data": "scikit-learn digits",
+            "epochs": epochs,
+            "seeds": sorted(seeds),
+            "batch_size": BATCH_SIZE,
+            "width": WIDTH,
+            "methods": [asdict(method) for method in METHODS],
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "isaac-newton": isaac_newton.__version__,
+            **{package: version(package) for package in ("torch", "numpy", "scikit-learn")},
+        },
+        "machine": {"system": platform.system(), "architecture": platform.machine(), "threads": 1},
+        "seconds": seconds,
+        "summary": [asdict(summary) | {"method": summary.method.name} for summary in summarize(runs)],
+        "runs": [asdict(run) | {"method": run.method.name} for run in runs],
+    }
+
+
+def _measure(model: nn.Module, data: Digits, *, epoch: int, seconds: float) -> Measurement:
+    model.eval()
+    with torch.no_grad():
+        loss = F.cross_entropy(model(data.train_images), data.train_labels).item()
+        accuracy = (model(data.test_images).argmax(1) == data.test_labels).double().mean().item()
+    return Measurement(epoch, loss, accuracy, seconds)
+
+
+def _summary(method: Method, runs: Sequence[Run]) -> Summary:
+    own = [run.measurements for run in runs if run.method == method]
+    losses = [measurements[-1].train_loss for measurements in own]
+    accuracies = [measurements[-1].test_accuracy for measurements in own]
+    return Summary(
+        method=method,
+        train_loss=fmean(losses),
+        train_loss_spread=_spread(losses),
+        test_accuracy=fmean(accuracies),
+        test_accuracy_spread=_spread(accuracies),
+        epochs_to_plain=_epochs_to_plain(method, runs),
+        # The median forgives the epochs in which the machine was busy with something else.
+        seconds_per_epoch=median(m.seconds for measurements in own for m in measurements if m.epoch > 0),
+    )
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    # `stdev` fails on NaN and infinity, which a diverged run ends with.
+    return stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+
+
+def _epochs_to_plain(method: Method, runs: Sequence[Run]) -> int | None:
+    (plain,) = (m for m in METHODS if m.optimizer == method.optimizer and not m.conditioned)
+    goal = _mean_losses(plain, runs)[-1]
+    return next((epoch for epoch, loss in enumerate(_mean_losses(method, runs)) if loss <= goal), None)
+
+
+def _mean_losses(method: Method, runs: Sequence[Run]) -> list[float]:
+    own = [[m.train_loss for m in run.measurements] for run in runs if run.method == method]
+    return [fmean(losses) for losses in zip(*own, strict=True)]
+
+
+def _comparison(plain: Summary, isaac: Summary, runs: Sequence[Run]) -> str:
+    name, epochs = plain.method.name, len(runs[0].measurements) - 1
+    final = {(run.method, run.seed): run.measurements[-1].train_loss for run in runs}
+    seeds = {run.seed for run in runs}
+    better = sum(final[isaac.method, seed] < final[plain.method, seed] for seed in seeds)
+    losses = f"{isaac.train_loss:#.2g} with ISAAC, {plain.train_loss:#.2g} without (lower at {better} of {len(seeds)} seeds)"
+    if isaac.epochs_to_plain is None or not isaac.train_loss < plain.train_loss:
+        return f"{name}: ISAAC does not lower the training loss: {losses}."
+    isaac_seconds, plain_seconds = isaac.epochs_to_plain * isaac.seconds_per_epoch, epochs * plain.seconds_per_epoch
+    return (
+        f"{name}: training loss {losses}; where plain {name} ends after {epochs} epochs ({plain_seconds:.1f} s), "
+        f"ISAAC is after {isaac.epochs_to_plain} ({isaac_seconds:.1f} s)."
+    )

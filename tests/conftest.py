@@ -1,0 +1,22 @@
+"""Settings of the test suite: shapes in signatures are checked, one thread per worker, the same cases in every CI run."""
+
+import os
+
+import hypothesis
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Before anything imports the package: every call made by a test then has its shapes checked against the signature.
+install_import_hook(["isaac_newton.equations", "isaac_newton.kernels", "isaac_newton.autograd"], "shapes.checker")
+
+hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

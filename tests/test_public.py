@@ -1,0 +1,66 @@
+"""The public names are the promised ones, and everything the README and the examples say runs."""
+
+import ast
+import pkgutil
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import isaac_newton
+
+ROOT = Path(__file__).parent.parent
+SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def test_the_public_names_are_those_of_all_and_sorted() -> None:
+    assert isaac_newton.__all__ == sorted(isaac_newton.__all__)
+    submodules = {module.name for module in pkgutil.iter_modules(isaac_newton.__path__)}
+    visible = {name for name in vars(isaac_newton) if not name.startswith("_")}
+    assert visible - submodules | set(isaac_newton.__all__) == set(isaac_newton.__all__)
+    assert set(isaac_newton.__all__) == {"Handle", "Likelihood", "Linear", "Relative", "attach", "detach", "equations"}
+
+
+def test_the_equations_have_exactly_the_promised_names() -> None:
+    assert isaac_newton.equations.__all__ == ["condition_rows", "kfac", "zeta", "zeta_star"]
+
+
+def test_every_public_name_is_documented() -> None:
+    for name in isaac_newton.__all__:
+        assert getattr(isaac_newton, name).__doc__, name
+
+
+def test_the_library_needs_torch_and_jaxtyping_only() -> None:
+    allowed = {"torch", "jaxtyping", "isaac_newton"}
+    for path in (ROOT / "src" / "isaac_newton").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            for name in names:
+                top = name.split(".")[0]
+                assert top in allowed or top in __import__("sys").stdlib_module_names, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_readme_snippets_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    exec(compile(SNIPPETS[number], f"README snippet {number + 1}", "exec"), namespace)
+    assert "isaac" in namespace
+
+
+def test_there_are_readme_snippets() -> None:
+    assert len(SNIPPETS) >= 2
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ISAAC_EXAMPLE_STEPS", "3")  # a shortened form of the same run
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
