@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+import isaac_newton as isaac
 from isaac_newton import equations
 from isaac_newton.kernels import dense
 from reference import assert_close, relative_error
@@ -26,6 +27,15 @@ def inputs(rows: int, features: int, scale: float, kind: str) -> Tensor:
     if kind == "zeros":
         a[::2] = 0
     return a * scale
+
+
+def in_training(g: Tensor, a: Tensor, damping: float) -> tuple[Tensor, int]:
+    """What an attached layer leaves in `.grad`, and how often it fell back."""
+    layer = nn.Linear(a.shape[1], g.shape[1], bias=False, dtype=a.dtype)
+    handle = isaac.attach(layer, damping)
+    layer(a).backward(g)
+    assert layer.weight.grad is not None
+    return layer.weight.grad, handle.statistics[""].fallbacks
 
 
 def exactly(g: Tensor, a: Tensor, damping: float) -> Tensor:
@@ -59,7 +69,7 @@ def test_float32_zeta_star_reaches_1e_4(rows: int, features: int, kind: str) -> 
             limit = max(1e-4, 16 * 2**-52 * condition) if kind in ("repeated", "zeros") else 1e-4
             expected = exactly(g, a, damping)
             assert_close(equations.zeta_star(g, a, damping), expected, limit)
-            actual, fallbacks = dense.zeta_star(g, a, damping)
+            actual, fallbacks = in_training(g, a, damping)
             assert_close(actual, expected, limit)
             assert fallbacks == 0
 
@@ -87,7 +97,7 @@ def test_float32_reaches_1e_4_for_drawn_shapes(
     torch.manual_seed(seed)
     a, g = inputs(rows, features, 10**log_scale, kind), torch.randn(rows, 3) / rows
     assert_close(equations.zeta_star(g, a, 10**log_damping), exactly(g, a, 10**log_damping), 1e-4)
-    assert_close(dense.zeta_star(g, a, 10**log_damping)[0], exactly(g, a, 10**log_damping), 1e-4)
+    assert_close(in_training(g, a, 10**log_damping)[0], exactly(g, a, 10**log_damping), 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["normal", "repeated", "rectified"])
@@ -115,9 +125,14 @@ def test_float32_zeta_in_training_agrees_with_the_equations(samples: int, output
     g, gbar, a = torch.randn(20, outputs), torch.randn(samples, outputs), torch.randn(20, 33)
     for output_damping in (1e-3, 0.1, 10.0):
         for damping in (1e-4, 0.1, 10.0):
-            actual, fallbacks = dense.zeta(g, gbar, a, output_damping, damping)
-            assert_close(actual, equations.zeta(g.double(), gbar.double(), a.double(), output_damping, damping), 1e-4)
-            assert fallbacks == 0
+            layer = nn.Linear(33, outputs, bias=False)
+            handle = isaac.attach(layer, damping, output_damping=output_damping)
+            output = layer(a)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("isaac_newton.autograd._output_factor", lambda *args: gbar)
+                handle.backward((output * g).sum(), output, nn.MSELoss())
+            assert_close(layer.weight.grad, equations.zeta(g.double(), gbar.double(), a.double(), output_damping, damping), 1e-4)
+            assert handle.statistics[""].fallbacks == 0
 
 
 def test_a_failed_factorization_falls_back_to_a_larger_damping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +145,7 @@ def test_a_failed_factorization_falls_back_to_a_larger_damping(monkeypatch: pyte
 
     monkeypatch.setattr(torch.linalg, "cholesky_ex", failing_once)
     with pytest.warns(RuntimeWarning, match="larger damping"):
-        actual, fallbacks = dense.zeta_star(g, a, 0.1)
+        actual, fallbacks = in_training(g, a, 0.1)
     assert fallbacks == 1
     assert_close(actual, equations.zeta_star(g, a, 0.1), 1e-4)
 
@@ -140,11 +155,11 @@ def test_a_failed_factorization_falls_back_to_a_larger_damping(monkeypatch: pyte
 def test_non_finite_inputs_give_what_torch_gives(poison: float, rows: int) -> None:
     g, a = torch.randn(rows, 3), torch.randn(rows, 9)
     a[2, 5] = poison
-    actual, fallbacks = dense.zeta_star(g, a, 0.1)
+    actual, fallbacks = in_training(g, a, 0.1)
     torch.testing.assert_close(actual, g.T @ a, equal_nan=True)
     assert fallbacks == 0
 
 
 def test_inputs_whose_squares_overflow_float32_are_still_conditioned() -> None:
     g, a = torch.randn(4, 3), torch.randn(4, 9) * 1e25
-    assert_close(dense.zeta_star(g, a, 1.0)[0], equations.zeta_star(g.double(), a.double(), 1.0), 1e-4)
+    assert_close(in_training(g, a, 1.0)[0], equations.zeta_star(g.double(), a.double(), 1.0), 1e-4)

@@ -20,7 +20,8 @@ def test_the_public_names_are_those_of_all_and_sorted() -> None:
     submodules = {module.name for module in pkgutil.iter_modules(isaac_newton.__path__)}
     visible = {name for name in vars(isaac_newton) if not name.startswith("_")}
     assert visible - submodules | set(isaac_newton.__all__) == set(isaac_newton.__all__)
-    assert set(isaac_newton.__all__) == {"Handle", "Likelihood", "Linear", "Relative", "attach", "detach", "equations"}
+    promised = ["Handle", "Likelihood", "Linear", "Relative", "attach", "condition", "detach", "equations", "register"]
+    assert isaac_newton.__all__ == promised
 
 
 def test_the_equations_have_exactly_the_promised_names() -> None:

@@ -127,17 +127,16 @@ def _state(measurement: "Measurement") -> str:
     return f"loss {measurement.train_loss:#.2g}, accuracy {measurement.test_accuracy:.1%}"
 
 
-CAPTION = """\
-Mean ± standard deviation over seeds, after the last epoch. Epochs to plain: the
-first epoch at which the mean training loss is at or below the final one of the
-same optimizer without ISAAC. Seconds: training steps only, median of epochs.
-"""
+CAPTION = (
+    "Mean ± standard deviation over seeds, after the last epoch. Epochs to best plain: the first epoch at which the mean "
+    "training loss is at or below the lowest that the same optimizer has without ISAAC. Seconds: training steps only, median.\n"
+)
 
 
 def _table(summaries: tuple["Summary", ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, caption=CAPTION, caption_justify="left")
     table.add_column("Method", no_wrap=True)
-    for heading in ("Training\nloss", "Test\naccuracy", "Epochs\nto plain", "Seconds\nper epoch"):
+    for heading in ("Training\nloss", "Test\naccuracy", "Epochs to\nbest plain", "Seconds\nper epoch"):
         table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
         table.add_row(

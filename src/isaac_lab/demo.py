@@ -38,11 +38,16 @@ __all__ = [
 BATCH_SIZE = 60
 WIDTH = 400
 
+# Selected by the mean final training loss after 15 epochs, at seeds that the demo does not use, with equally many trials for each
+# method: 35 at seeds 101 to 103, then the best five of these again at seeds 101 to 110. With ISAAC the 35 are 7 learning rates
+# (10, 3, 1, … 0.01 for SGD; 0.1, 0.03, … 0.0001 for Adam) times 5 dampings (1, 0.3, 0.1, 0.03, 0.01). Without it they are 35
+# learning rates at equal ratios over the same range. The paper's range is 1 to 0.001; it was moved by one step, up for SGD and down
+# for Adam, so that no selected rate stands at its end. Losses of the selected, in this order: 0.039, 0.00076, 0.0069, 0.00025.
 METHODS = (
-    Method("SGD", optimizer="SGD", learning_rate=0.3),
-    Method("SGD + ISAAC", optimizer="SGD", learning_rate=1.0, damping=1.0),
-    Method("Adam", optimizer="Adam", learning_rate=0.003),
-    Method("Adam + ISAAC", optimizer="Adam", learning_rate=0.003, damping=0.1),
+    Method("SGD", optimizer="SGD", learning_rate=0.3875),
+    Method("SGD + ISAAC", optimizer="SGD", learning_rate=3.0, damping=0.3),
+    Method("Adam", optimizer="Adam", learning_rate=0.001719),
+    Method("Adam + ISAAC", optimizer="Adam", learning_rate=0.001, damping=1.0),
 )
 
 
@@ -73,8 +78,8 @@ class Summary:
     """One method over all seeds after the last epoch.
 
     Spreads are sample standard deviations over the seeds, None with one seed or where one diverged. `epochs_to_plain` is the
-    first epoch at which the mean training loss is at or below the final one of the same optimizer without ISAAC, None if
-    there is none.
+    first epoch at which the mean training loss is at or below the lowest one that the same optimizer without ISAAC has at any
+    epoch; None if it never is.
     """
 
     method: Method
@@ -207,7 +212,8 @@ def _spread(values: Sequence[float]) -> float | None:
 
 def _epochs_to_plain(method: Method, runs: Sequence[Run]) -> int | None:
     (plain,) = (m for m in METHODS if m.optimizer == method.optimizer and not m.conditioned)
-    goal = _mean_losses(plain, runs)[-1]
+    # The lowest, not the last: a loss that jumped up in the last epoch would be too easy a goal.
+    goal = min(filter(math.isfinite, _mean_losses(plain, runs)))
     return next((epoch for epoch, loss in enumerate(_mean_losses(method, runs)) if loss <= goal), None)
 
 
@@ -217,15 +223,21 @@ def _mean_losses(method: Method, runs: Sequence[Run]) -> list[float]:
 
 
 def _comparison(plain: Summary, isaac: Summary, runs: Sequence[Run]) -> str:
-    name, epochs = plain.method.name, len(runs[0].measurements) - 1
+    name, seeds = plain.method.name, {run.seed for run in runs}
     final = {(run.method, run.seed): run.measurements[-1].train_loss for run in runs}
-    seeds = {run.seed for run in runs}
     better = sum(final[isaac.method, seed] < final[plain.method, seed] for seed in seeds)
-    losses = f"{isaac.train_loss:#.2g} with ISAAC, {plain.train_loss:#.2g} without (lower at {better} of {len(seeds)} seeds)"
-    if isaac.epochs_to_plain is None or not isaac.train_loss < plain.train_loss:
-        return f"{name}: ISAAC does not lower the training loss: {losses}."
-    isaac_seconds, plain_seconds = isaac.epochs_to_plain * isaac.seconds_per_epoch, epochs * plain.seconds_per_epoch
-    return (
-        f"{name}: training loss {losses}; where plain {name} ends after {epochs} epochs ({plain_seconds:.1f} s), "
-        f"ISAAC is after {isaac.epochs_to_plain} ({isaac_seconds:.1f} s)."
-    )
+    before, after = f"{plain.train_loss:#.2g}", f"{isaac.train_loss:#.2g}"
+    if isaac.train_loss < plain.train_loss:
+        loss = f"ISAAC lowers the training loss from {before} to {after}"
+    else:
+        loss = f"ISAAC does not lower the training loss: {after} with it, {before} without"
+    pace = f"It never gets to the best of plain {name}"
+    if isaac.epochs_to_plain is not None and plain.epochs_to_plain is not None:
+        pace = f"It gets to the best of plain {name} after {_pace(isaac)} instead of {_pace(plain)}"
+    accuracy = f"Test accuracy: {isaac.test_accuracy:.1%} with it, {plain.test_accuracy:.1%} without."
+    return f"{name}: {loss} (lower at {better} of {len(seeds)} seeds). {pace}. {accuracy}"
+
+
+def _pace(summary: Summary) -> str:
+    epochs = summary.epochs_to_plain or 0
+    return f"{epochs} epochs ({epochs * summary.seconds_per_epoch:.1f} s)"

@@ -10,11 +10,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from isaac_newton import report
 from isaac_newton.autograd import Site
 from isaac_newton.damping import Damping, check
-from isaac_newton.layers import Adapter, find
+from isaac_newton.layers import Registration, find
 from isaac_newton.likelihood import CrossEntropy, Likelihood, LossFunction, likelihood_of
-from isaac_newton.settings import BiasMode, OutputCurvature, OutputDamping, Settings, Statistics
+from isaac_newton.rows import Sharing
+from isaac_newton.settings import BiasMode, OutputCurvature, OutputDamping, Settings
+from isaac_newton.statistics import Statistics
 
 __all__ = ["Handle", "Layers", "attach", "detach"]
 
@@ -27,6 +30,8 @@ def attach(
     *,
     layers: Layers | None = None,
     exclude: str | Iterable[str] = (),
+    sharing: Sharing = "expand",
+    max_rows: int | None = None,
     bias: BiasMode = "plain",
     output_damping: OutputDamping = math.inf,
     output_curvature: OutputCurvature = "sampled",
@@ -45,6 +50,9 @@ def attach(
         layers: Which layers: None for all supported ones, a glob pattern or several over module names ("encoder.*"), or a
             function `(name, module) -> bool`.
         exclude: Glob pattern(s) over module names to leave out.
+        sharing: What a row is where a layer sees several positions of a sample (sequences, images): "expand", each position is one; "reduce",
+            a sample's positions are averaged to one, which costs next to nothing.
+        max_rows: At most this many rows, a random subset, feed a conditioner; follows `torch.manual_seed`.
         bias: "plain" leaves bias gradients alone (the paper); "joint" conditions them with the weights by joining a
             column of ones to the inputs.
         output_damping: $λ_g > 0$. `math.inf` gives ζ*; a number gives ζ; "kfac" takes $λ_g = λ_a$, which is K-FAC: a
@@ -58,15 +66,17 @@ def attach(
     """
     settings = Settings(
         damping=damping,
+        sharing=sharing,
+        max_rows=max_rows,
         bias=bias,
         output_damping=output_damping,
         output_curvature=output_curvature,
         samples=samples,
     )
-    chosen, skipped = _select(model, layers, exclude)
+    chosen, skipped = _select(model, layers, exclude, outputs=settings.conditions_outputs)
     sites: dict[str, Attachment] = {}
-    for name, (layer, adapter) in chosen.items():
-        sites[name] = layer.__dict__["forward"] = Attachment(name, settings, layer, adapter)
+    for name, (layer, registration) in chosen.items():
+        sites[name] = layer.__dict__["forward"] = Attachment(name, settings, layer, registration)
     return Handle(model, settings, sites, skipped)
 
 
@@ -84,10 +94,11 @@ def detach(model: nn.Module) -> None:
 class Attachment(Site):
     """Stands in for `layer.forward` while a model is attached."""
 
-    def __init__(self, name: str, settings: Settings, layer: nn.Module, adapter: Adapter) -> None:
+    def __init__(self, name: str, settings: Settings, layer: nn.Module, registration: Registration) -> None:
         super().__init__(name, settings)
         self.layer = layer
-        self.adapter = adapter
+        self.adapter = registration.adapter
+        self.parts = {_child(name, part): layer.get_submodule(part) for part in registration.parts}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned in training mode, the original one otherwise."""
@@ -109,8 +120,11 @@ class Handle:
 
     @property
     def conditioned(self) -> Mapping[str, nn.Module]:
-        """The conditioned layers by name."""
-        return MappingProxyType({name: site.layer for name, site in self._sites.items()})
+        """The conditioned layers by name, and the parts of them that are layers themselves."""
+        layers: dict[str, nn.Module] = {}
+        for name, site in self._sites.items():
+            layers |= {name: site.layer, **site.parts}
+        return MappingProxyType(layers)
 
     @property
     def skipped(self) -> Mapping[str, str]:
@@ -130,6 +144,23 @@ class Handle:
     @damping.setter
     def damping(self, value: Damping) -> None:
         self._settings.damping = check(value)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which positions count: a boolean tensor (samples, length), such as an attention mask; None for all.
+
+        Set it before the forward pass. Layers whose inputs have these leading dimensions leave the other positions out of their
+        conditioner, so that padding neither dilutes the curvature nor counts as rows.
+        """
+        return self._settings.mask
+
+    @mask.setter
+    def mask(self, value: Tensor | None) -> None:
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"mask must be a tensor or None, got {type(value).__name__}")
+        if value is not None and self._settings.conditions_outputs:
+            raise ValueError("ζ needs every row: a mask works with ζ* only (output_damping=math.inf)")
+        self._settings.mask = None if value is None else value.bool()
 
     @property
     def output_damping(self) -> OutputDamping:
@@ -201,7 +232,7 @@ class Handle:
         self._sites = {}
 
     def __repr__(self) -> str:
-        return _report(self._sites, self._skipped, self._settings, self._model)
+        return report.table(self._model, self._settings, self._sites, self._skipped)
 
     def _collect_output_gradients(self, output: Tensor, likelihood: Likelihood, terms: int) -> None:
         settings = self._settings
@@ -236,8 +267,8 @@ def _check_output(output: object) -> None:
 
 
 def _select(
-    model: nn.Module, layers: Layers | None, exclude: str | Iterable[str]
-) -> tuple[dict[str, tuple[nn.Module, Adapter]], dict[str, str]]:
+    model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], *, outputs: bool
+) -> tuple[dict[str, tuple[nn.Module, Registration]], dict[str, str]]:
     """Split the modules that own parameters into those to condition and those to skip, with reasons."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -246,10 +277,18 @@ def _select(
         raise ValueError(f"{type(model).__name__} has no parameters, so there is no gradient to condition")
     excluded = _match(candidates, exclude, "exclude")
     selected = set(candidates) if layers is None else _match(candidates, layers, "layers")
-    chosen: dict[str, tuple[nn.Module, Adapter]] = {}
+    chosen: dict[str, tuple[nn.Module, Registration]] = {}
     skipped: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for name, module in candidates.items():
-        if name in excluded:
+        found = find(module)
+        if not isinstance(found, str):
+            parts |= {_child(name, part): name for part in found.parts}
+        if name in parts:
+            # What `layers` and `exclude` say of the whole holds for its parts.
+            if parts[name] in skipped:
+                skipped[name] = f"part of {parts[name]!r}, which is plain: {skipped[parts[name]]}"
+        elif name in excluded:
             skipped[name] = f"excluded by exclude={exclude!r}"
         elif name not in selected:
             skipped[name] = "not selected by layers=" + (getattr(layers, "__qualname__", "") or repr(layers))
@@ -257,15 +296,19 @@ def _select(
             raise ValueError(
                 f"layer {name!r} is already attached; change handle.damping, or detach first: isaac_newton.detach(model)"
             )
+        elif isinstance(found, str):
+            skipped[name] = found
+        elif outputs and not found.outputs:
+            skipped[name] = f"ζ needs the output gradients of {type(module).__name__}, which only ζ* does without"
         else:
-            found = find(module)
-            if isinstance(found, str):
-                skipped[name] = found
-            else:
-                chosen[name] = (module, found)
+            chosen[name] = (module, found)
     if not chosen:
         raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
     return chosen, skipped
+
+
+def _child(name: str, part: str) -> str:
+    return f"{name}.{part}" if name else part
 
 
 def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -> set[str]:
@@ -294,23 +337,3 @@ def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -
 def _names(candidates: Mapping[str, nn.Module], most: int = 40) -> str:
     names = [repr(name) for name in candidates]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _report(sites: Mapping[str, Attachment], skipped: Mapping[str, str], settings: Settings, model: nn.Module) -> str:
-    modules = dict(model.named_modules())
-    rows = [("layer", "type", "weight", "gradient")]
-    for name, module in modules.items():
-        if name in sites or name in skipped:
-            weight = max(module.parameters(recurse=False), key=Tensor.numel)
-            method = "ζ" if settings.conditions_outputs else "ζ*"
-            verdict = method if name in sites else f"plain: {skipped[name]}"
-            rows.append((name or "(model)", type(module).__name__, "×".join(map(str, weight.shape)), verdict))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
-    covered = {id(p): p.numel() for site in sites.values() for p in site.layer.parameters() if p.dim() > 1}
-    total = sum(p.numel() for p in model.parameters())
-    share = 100 * sum(covered.values()) / total
-    options = f"damping={settings.damping}"
-    if settings.conditions_outputs:
-        options += f", output_damping={settings.output_damping}, output_curvature={settings.output_curvature!r}"
-    return "\n".join([*lines, f"{len(sites)} layers conditioned, {share:.1f} % of {total:,} parameters; {options}"])

@@ -32,11 +32,12 @@ class Relative:
         if math.isinf(self.ratio):
             raise ValueError("ratio must be finite, got inf; use damping=math.inf for the plain gradient")
 
-    def of(self, x: Float[Tensor, "k features"], rows: int) -> Float[Tensor, ""]:
-        """ρ times the mean eigenvalue of xᵀx / rows, in float32 or better."""
+    def of(self, x: Float[Tensor, "*groups k features"], rows: int | None = None) -> Float[Tensor, ""]:
+        """ρ times the mean eigenvalue of xᵀx / rows, in float32 or better; `rows` is k unless given."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
+        per_row = 1.0 if rows is None else x.shape[-2] / rows
         # All-zero rows have no curvature to damp: any positive λ gives the plain gradient, so keep it off zero.
-        return (x.square().sum() * (self.ratio / (rows * x.shape[1]))).clamp_min(torch.finfo(x.dtype).tiny)
+        return (self.ratio * per_row * x.square().mean()).clamp_min(torch.finfo(x.dtype).tiny)
 
 
 Damping: TypeAlias = float | Relative | Callable[[int], "float | Relative"]
@@ -50,8 +51,8 @@ def check(value: Damping, name: str = "damping") -> Damping:
     return float(value)
 
 
-def current(value: Damping, step: int, x: Float[Tensor, "k features"], rows: int) -> float | Tensor:
-    """The number that `value` stands for at this step, as damping of xᵀx / rows."""
+def current(value: Damping, step: int, x: Float[Tensor, "*groups k features"], rows: int | None = None) -> float | Tensor:
+    """The number that `value` stands for at this step, as damping of xᵀx / rows; `rows` is k unless given."""
     if callable(value):
         scheduled = value(step)
         if callable(scheduled):

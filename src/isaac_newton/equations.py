@@ -131,7 +131,7 @@ def kfac(
     return torch.cholesky_solve(torch.cholesky_solve(gradient, left).mT, right).mT.to(dtype)
 
 
-def inverse(x: Float[Tensor, "k l"], scale: float | Tensor) -> Float[Tensor, "k k"]:
+def inverse(x: Float[Tensor, "*groups k l"], scale: float | Tensor) -> Float[Tensor, "*groups k k"]:
     r"""$(I + s\,x x^\top)^{-1}$ through one Cholesky factorization; NaN where `x` is not finite."""
     gram = scale * (x @ x.mT)
     return torch.cholesky_inverse(_factor(gram, 1.0))
@@ -153,12 +153,12 @@ def check_damping(value: float | Tensor, name: str = "damping") -> None:
         raise ValueError(f"{name} must be > 0, got {value}; use math.inf for the plain gradient")
 
 
-def _factor(gram: Float[Tensor, "k k"], shift: float | Tensor) -> Float[Tensor, "k k"]:
+def _factor(gram: Float[Tensor, "*groups k k"], shift: float | Tensor) -> Float[Tensor, "*groups k k"]:
     """Cholesky factor of `gram + shift I`."""
     # The products in `gram` are rounded by about eps · trace, which can outweigh `shift` when rows repeat and make the
     # sum indefinite. Adding as much again is no worse than the rounding was, and the factorization cannot fail.
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     shift = shift + 4 * torch.finfo(gram.dtype).eps * trace
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    factor, info = torch.linalg.cholesky_ex(gram + shift * identity)
-    return torch.where(info == 0, factor, math.nan)
+    factor, info = torch.linalg.cholesky_ex(gram + shift[..., None, None] * identity)
+    return torch.where((info == 0)[..., None, None], factor, math.nan)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from isaac_newton.damping import Damping, check, current
+from isaac_newton.inputs import Inputs
+from isaac_newton.rows import Sharing
 
-__all__ = ["BiasMode", "OutputCurvature", "OutputDamping", "Settings", "Statistics"]
+__all__ = ["BiasMode", "OutputCurvature", "OutputDamping", "Settings"]
 
 BiasMode: TypeAlias = Literal["plain", "joint"]
 OutputCurvature: TypeAlias = Literal["sampled", "exact", "empirical"]
@@ -20,29 +22,41 @@ OutputDamping: TypeAlias = Damping | Literal["kfac"]
 class Settings:
     """The options of `attach`, validated, and where training stands.
 
-    `backward_passes` is what a damping schedule is called with. `collecting` is true during the extra passes of
-    `Handle.backward`, in which layers record ḡ and form no weight gradient. `empirical_scale` times the square root of its
-    rows turns a layer's g into ḡ for the empirical Fisher; None: the loss is the mean over as many terms as the layer has rows.
+    `backward_passes` is what a damping schedule is called with. `mask` says which positions count. `collecting` is true during
+    the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient. `empirical_scale` times the
+    square root of its rows turns a layer's g into ḡ for the empirical Fisher; None: the loss is the mean over as many terms as
+    the layer has rows.
     """
 
     damping: Damping = 1.0
+    sharing: Sharing = "expand"
+    max_rows: int | None = None
     bias: BiasMode = "plain"
     output_damping: OutputDamping = math.inf
     output_curvature: OutputCurvature = "sampled"
     samples: int = 1
+    mask: Tensor | None = None
     backward_passes: int = 0
     collecting: bool = False
     empirical_scale: float | None = None
+    inputs: Inputs = field(default_factory=Inputs, repr=False)
     _graph_task: int = field(default=-1, repr=False)
 
     def __post_init__(self) -> None:
         self.damping = check(self.damping)
         if self.output_damping != "kfac":
             self.output_damping = check(self.output_damping, "output_damping")
+        check_choice("sharing", self.sharing, Sharing)
         check_choice("bias", self.bias, BiasMode)
         check_choice("output_curvature", self.output_curvature, OutputCurvature)
-        if not isinstance(self.samples, int) or isinstance(self.samples, bool) or self.samples < 1:
-            raise ValueError(f"samples must be a whole number >= 1, got {self.samples!r}")
+        check_count("samples", self.samples)
+        if self.max_rows is not None:
+            check_count("max_rows", self.max_rows)
+        if self.conditions_outputs and (self.sharing != "expand" or self.max_rows is not None):
+            raise ValueError(
+                f"ζ (output_damping={self.output_damping}) needs every row: it works with sharing='expand' and max_rows=None, "
+                f"got sharing={self.sharing!r} and max_rows={self.max_rows}; use output_damping=math.inf for ζ*"
+            )
 
     @property
     def conditions_outputs(self) -> bool:
@@ -54,6 +68,21 @@ class Settings:
         """Whether ḡ has to be backpropagated beside g."""
         return self.conditions_outputs and self.output_curvature != "empirical"
 
+    @property
+    def takes_every_row(self) -> bool:
+        """Whether the rows of a layer's input are themselves the rows of its conditioner."""
+        return self.sharing == "expand" and self.max_rows is None and self.mask is None
+
+    @property
+    def step(self) -> int:
+        """Backward passes before the current one."""
+        return max(self.backward_passes - 1, 0)
+
+    @property
+    def seed(self) -> int:
+        """For drawing rows in the current pass: follows `torch.manual_seed` and leaves torch's own generator alone."""
+        return (torch.initial_seed() + 0x9E3779B97F4A7C15 * self.backward_passes) % 2**63
+
     def enter_backward(self) -> None:
         """Count backward passes: every layer calls this, the first one in a pass counts."""
         task = torch._C._current_graph_task_id()
@@ -61,20 +90,17 @@ class Settings:
             self._graph_task = task
             self.backward_passes += 1
 
-    def dampings(self, a: Tensor, gbar: Tensor | None) -> tuple[float | Tensor, float | Tensor]:
-        """λ_a and λ_g for this layer in the current backward pass."""
-        step = max(self.backward_passes - 1, 0)
-        damping = current(self.damping, step, a, len(a))
+    def input_damping(self, a: Tensor) -> float | Tensor:
+        """λ_a for rows `a` (…, rows, features) in the current backward pass."""
+        return current(self.damping, self.step, a)
+
+    def dampings(self, a: Tensor, gbar: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """λ_a and λ_g for a layer in the current backward pass."""
+        damping = self.input_damping(a)
         if self.output_damping == "kfac":
             return damping, damping
-        return damping, math.inf if gbar is None else current(self.output_damping, step, gbar, len(a))
-
-
-@dataclass
-class Statistics:
-    """What happened in one layer: `fallbacks` counts factorizations that failed and were redone with a larger damping."""
-
-    fallbacks: int = 0
+        # gbar may have several rows for each row of a, and is damped as gbarᵀ gbar / rows of a
+        return damping, current(self.output_damping, self.step, gbar, a.shape[-2])
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
@@ -82,3 +108,9 @@ def check_choice(name: str, value: object, choices: object) -> None:
     allowed = get_args(choices)
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuse what is not a whole number above zero."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")

@@ -22,7 +22,7 @@ GREY = "#555555"
 
 def draw(runs: Sequence[Run], *, path: Path) -> None:
     """Write the picture of these runs as PNG: loss on a logarithmic axis, accuracy beside it, solid lines with ISAAC."""
-    figure = Figure(figsize=(10, 5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(10, 5.2), dpi=150)
     # Agg draws into memory and needs no display; pyplot would look for one.
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -32,12 +32,15 @@ def draw(runs: Sequence[Run], *, path: Path) -> None:
         _curve(right, method, np.array([[m.test_accuracy for m in measurements] for measurements in own]))
     left.set_yscale("log")
     right.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    right.set_ylim(bottom=_where_curves_part(runs))
-    _finish(left, "Training loss (logarithmic scale)")
-    _finish(right, "Test accuracy")
-    figure.suptitle(headline(summarize(runs)), fontsize=15, fontweight="bold", x=0.012, ha="left")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, handlelength=3.2, fontsize=11)
+    # The climb from chance level would press flat what matters: where the curves end.
+    right.set_ylim(min(run.measurements[-1].test_accuracy for run in runs) - 0.1, 1.0)
+    _finish(left, "Training loss (logarithmic scale)", epochs=len(runs[0].measurements) - 1)
+    _finish(right, "Test accuracy", epochs=len(runs[0].measurements) - 1)
+    seeds = len({run.seed for run in runs})
+    figure.text(0.02, 0.985, headline(summarize(runs)), fontsize=16, fontweight="bold", va="top")
+    figure.text(0.02, 0.915, _subtitle(seeds), fontsize=10.5, color=GREY, va="top")
+    figure.legend(*left.get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False, handlelength=3.4, fontsize=11)
+    figure.tight_layout(rect=(0, 0.07, 1, 0.88), w_pad=3)
     figure.savefig(path, format="png")
 
 
@@ -52,6 +55,11 @@ def headline(summaries: Sequence[Summary]) -> str:
     return f"ISAAC lowers the training loss of {' and '.join(lowered[True])}{exceptions}"
 
 
+def _subtitle(seeds: int) -> str:
+    setting = "5-layer ReLU network on 8 × 8 digits, every method tuned"
+    return f"{setting}; one seed" if seeds == 1 else f"{setting}; mean of {seeds} seeds, bands from lowest to highest seed"
+
+
 def _curve(axes: Axes, method: Method, values: NDArray[np.float64]) -> None:
     """One method; `values` has a row per seed and a column per epoch."""
     epochs, hue = np.arange(values.shape[1]), HUES[method.optimizer]
@@ -60,18 +68,11 @@ def _curve(axes: Axes, method: Method, values: NDArray[np.float64]) -> None:
     axes.plot(epochs, values.mean(0), color=hue, linestyle="-" if method.conditioned else "--", linewidth=2, label=method.name)
 
 
-def _finish(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=12, color=GREY)
+def _finish(axes: Axes, title: str, *, epochs: int) -> None:
+    axes.set_title(title, loc="left", fontsize=12)
     axes.set_xlabel("Epoch", color=GREY)
-    axes.set_xlim(left=0)
-    axes.margins(x=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(0, epochs)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
     axes.grid(axis="y", alpha=0.3)
     axes.tick_params(colors=GREY, which="both")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _where_curves_part(runs: Sequence[Run]) -> float:
-    """Where the axis of accuracies begins: above the climb from chance level, which would press the rest flat."""
-    settled = len(runs[0].measurements) // 4
-    return min(m.test_accuracy for run in runs for m in run.measurements if m.epoch >= settled)

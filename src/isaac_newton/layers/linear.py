@@ -1,9 +1,11 @@
-"""Linear layers: the adapter for `nn.Linear` and the drop-in layer `isaac_newton.Linear`."""
+"""Linear layers: the adapters for `nn.Linear` and Hugging Face's `Conv1D`, and the drop-in layer `isaac_newton.Linear`."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isaac_newton.autograd import Site, linear
+from isaac_newton.autograd import Site, condition, linear
 from isaac_newton.damping import Damping, check
 from isaac_newton.layers.registry import register
 from isaac_newton.settings import Settings
@@ -11,9 +13,17 @@ from isaac_newton.settings import Settings
 __all__ = ["Linear"]
 
 
-@register(nn.Linear)
+@register(nn.Linear, outputs=True)
 def _linear(layer: nn.Linear, site: Site, input: Tensor) -> Tensor:
     return linear(input, layer.weight, layer.bias, site)
+
+
+@register("transformers.pytorch_utils.Conv1D")
+def _conv1d(layer: Any, site: Site, x: Tensor) -> Tensor:
+    # GPT-2's linear layer: its weight is (inputs, outputs).
+    weight, bias = condition(layer.weight, layer.bias, x, site, transposed=True)
+    output = torch.addmm(bias, x.view(-1, x.size(-1)), weight)
+    return output.view(*x.shape[:-1], layer.nf)
 
 
 class Linear(nn.Linear):

@@ -1,65 +1,90 @@
 """Which layers can be conditioned, how, and why the others cannot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
-__all__ = ["Adapter", "find", "register"]
+__all__ = ["Adapter", "Registration", "find", "register"]
 
-#: The forward pass of a layer, given the layer, its site and the arguments of its `forward`.
-Adapter: TypeAlias = Callable[..., Tensor]
+#: The forward pass of a layer in training: called with the layer, its site and the arguments of its `forward`.
+Adapter: TypeAlias = Callable[..., Any]
 _AdapterT = TypeVar("_AdapterT", bound=Callable[..., Any])
 
-_ADAPTERS: dict[type[nn.Module], Adapter] = {}
 
-_RECURRENT = "its recurrent weights are applied inside one fused kernel; build it from cells of nn.Linear to condition it"
+@dataclass(frozen=True)
+class Registration:
+    """An adapter and what it covers.
+
+    `parts` are submodules whose weights the adapter conditions with the layer's own. `outputs` says whether it can condition the output
+    side too (ζ). `refuse` may name a reason why one particular layer of the type cannot be conditioned.
+    """
+
+    adapter: Adapter
+    parts: Sequence[str] = ()
+    outputs: bool = False
+    refuse: Callable[[Any], str | None] = lambda layer: None
+
+
+_REGISTRY: dict[type[nn.Module] | str, Registration] = {}
+
 _NORMALIZATION = "normalization scales each feature by itself: there is no input matrix to condition with"
-_NOT_YET = "no adapter for this layer type yet; its gradient stays plain"
 _REASONS: dict[type[nn.Module], str] = {
-    nn.RNNBase: _RECURRENT,
+    nn.RNNBase: "its recurrent weights are applied inside one fused kernel; build it from cells of nn.Linear to condition it",
     nn.RNNCellBase: "the cell multiplies inputs and state inside one kernel; write it with two nn.Linear to condition it",
     nn.LayerNorm: _NORMALIZATION,
     nn.RMSNorm: _NORMALIZATION,
     nn.GroupNorm: _NORMALIZATION,
     nn.modules.batchnorm._NormBase: _NORMALIZATION,
-    nn.Embedding: _NOT_YET,
-    nn.EmbeddingBag: _NOT_YET,
-    nn.modules.conv._ConvNd: _NOT_YET,
-    nn.MultiheadAttention: "attention multiplies by its weights without calling its layers; no adapter for that yet",
+    nn.PReLU: "an activation's slope has no input matrix to condition with",
     nn.Bilinear: "a product of two inputs has no single input matrix",
+    nn.modules.lazy.LazyModuleMixin: "it has no weights yet; run one batch through the model before attaching",
 }
 
 
-def register(layer_type: type[nn.Module]) -> Callable[[_AdapterT], _AdapterT]:
-    """Make a function the adapter of a layer type.
+def register(
+    layer_type: type[nn.Module] | str,
+    *,
+    parts: Sequence[str] = (),
+    outputs: bool = False,
+    refuse: Callable[[Any], str | None] = lambda layer: None,
+) -> Callable[[_AdapterT], _AdapterT]:
+    """Make a function the adapter of a layer type, and of its subclasses that keep its `forward`.
 
-    It is called as `adapter(layer, site, *args, **kwargs)` in place of `layer.forward(*args, **kwargs)`, in training only, and
-    returns what `forward` would return.
+    The function is called as `adapter(layer, site, *args, **kwargs)` in place of `layer.forward(*args, **kwargs)`, in training only,
+    and returns what `forward` would return, computed from weights that went through `isaac_newton.condition`.
+
+    Args:
+        layer_type: The class, or its full name if importing it only to name it would be too much.
+        parts: Submodules whose weights the adapter conditions too, though it does not call them.
+        outputs: Whether the adapter serves ζ as well as ζ*; those built on `isaac_newton.condition` do not.
+        refuse: Given a layer of the type, the reason why this one cannot be conditioned, or None.
     """
 
     def add(adapter: _AdapterT) -> _AdapterT:
-        if layer_type in _ADAPTERS:
-            raise ValueError(f"{layer_type.__name__} already has the adapter {_ADAPTERS[layer_type].__qualname__}")
-        _ADAPTERS[layer_type] = adapter
+        if layer_type in _REGISTRY:
+            raise ValueError(f"{layer_type} already has the adapter {_REGISTRY[layer_type].adapter.__qualname__}")
+        _REGISTRY[layer_type] = Registration(adapter, tuple(parts), outputs, refuse)
         return adapter
 
     return add
 
 
-def find(layer: nn.Module) -> Adapter | str:
-    """The adapter for a layer, or the reason why it has none."""
-    for base in type(layer).__mro__:
-        if base in _ADAPTERS:
-            if type(layer).forward is not base.forward:
+def find(layer: nn.Module) -> Registration | str:
+    """How to condition a layer, or the reason why not."""
+    kind = type(layer)
+    for base in kind.__mro__:
+        if base in _REASONS:
+            return _REASONS[base]
+        found = _REGISTRY.get(base) or _REGISTRY.get(f"{base.__module__}.{base.__qualname__}")
+        if found is not None:
+            if kind.forward is not base.forward:
                 return (
-                    f"{type(layer).__name__} has a forward of its own, which is not that of {base.__name__}; "
-                    "give it an adapter with isaac_newton.layers.register"
+                    f"{kind.__name__} has a forward of its own, which is not that of {base.__name__}; "
+                    "give it an adapter with isaac_newton.register"
                 )
             if "forward" in vars(layer):
                 return "its forward was already replaced on the instance; attach before whatever did that"
-            return _ADAPTERS[base]
-    for base in type(layer).__mro__:
-        if base in _REASONS:
-            return _REASONS[base]
-    return f"{type(layer).__name__} is not a known layer type; give it an adapter with isaac_newton.layers.register"
+            return found.refuse(layer) or found
+    return f"{kind.__name__} is not a known layer type; give it an adapter with isaac_newton.register"

@@ -1,0 +1,69 @@
+"""One input, one conditioner: layers that receive the same tensor compute its inverse once per backward pass."""
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["Inputs", "Shared"]
+
+_T = TypeVar("_T")
+
+
+class Shared:
+    """What the layers that received one tensor compute together.
+
+    A value lasts for one backward pass, and no longer than until each of the layers has had it once.
+    """
+
+    __slots__ = ("__weakref__", "_left", "_pass", "_values", "users")
+
+    def __init__(self) -> None:
+        self.users = 0
+        self._left = 0
+        self._pass = -1
+        self._values: dict[Hashable, Any] = {}
+
+    def get(self, backward_pass: int, key: Hashable, compute: Callable[[], _T]) -> _T:
+        """`compute()`, or what it returned when another layer asked in this pass."""
+        if self._pass != backward_pass:
+            self._pass, self._left, self._values = backward_pass, self.users, {}
+        value: _T = self._values[key] if key in self._values else compute()
+        self._left -= 1
+        if self._left > 0:
+            self._values[key] = value
+        else:
+            self._values = {}
+        return value
+
+
+class Inputs:
+    """The tensors that layers of one attachment received, by identity and version; nothing here keeps a tensor alive."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Tensor], int, weakref.ref[Shared]]] = {}
+
+    def shared(self, x: Tensor) -> Shared:
+        """The `Shared` of this tensor as it is now; a new one if it was changed in place since a layer last received it."""
+        if torch.compiler.is_compiling():
+            return Shared()  # the compiler finds equal computations itself, and has neither identities nor versions
+        entry = self._entries.get(id(x))
+        shared = None
+        # An address is used again after its tensor is gone: the reference, not the number, says whether this is the same one.
+        if entry is not None and entry[0]() is x and entry[1] == x._version:
+            shared = entry[2]()
+        if shared is None:
+            shared = Shared()
+            if len(self._entries) > 64:
+                self._entries = {key: entry for key, entry in self._entries.items() if entry[2]() is not None}
+            self._entries[id(x)] = (weakref.ref(x), x._version, weakref.ref(shared))
+        shared.users += 1
+        return shared
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Inputs":
+        return Inputs()
+
+    def __reduce__(self) -> tuple[type["Inputs"], tuple[()]]:
+        return Inputs, ()

@@ -1,0 +1,62 @@
+"""Convolutions and transposed convolutions in one, two and three dimensions.
+
+A convolution is linear in the patches its kernel sees. A transposed convolution multiplies each place of its input by the kernel: there the
+places themselves are the rows, and the outputs of the linear map are the kernel's footprints.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isaac_newton import rows
+from isaac_newton.autograd import Site, condition
+from isaac_newton.layers.registry import register
+
+__all__: list[str] = []
+
+
+@register(nn.Conv1d)
+@register(nn.Conv2d)
+@register(nn.Conv3d)
+def _conv(layer: Any, site: Site, input: Tensor) -> Tensor:
+    def patches(x: Tensor) -> tuple[Tensor, int]:
+        return rows.patches(
+            _batched(x, layer),
+            kernel=layer.kernel_size,
+            stride=layer.stride,
+            padding=layer.padding,
+            dilation=layer.dilation,
+            groups=layer.groups,
+            padding_mode=layer.padding_mode,
+        )
+
+    weight, bias = condition(layer.weight, layer.bias, input, site, arrange=patches)
+    output: Tensor = layer._conv_forward(input, weight, bias)
+    return output
+
+
+@register(nn.ConvTranspose1d)
+@register(nn.ConvTranspose2d)
+@register(nn.ConvTranspose3d)
+def _conv_transpose(layer: Any, site: Site, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+    space = len(layer.kernel_size)
+
+    def places(x: Tensor) -> tuple[Tensor, int]:
+        x = _batched(x, layer).unflatten(1, (layer.groups, layer.in_channels // layer.groups))
+        return x.movedim(1, 0).movedim(2, -1), space
+
+    weight, bias = condition(layer.weight, layer.bias, input, site, arrange=places, transposed=True)
+    output_padding = layer._output_padding(
+        input, output_size, layer.stride, layer.padding, layer.kernel_size, space, layer.dilation
+    )
+    transpose = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[space - 1]
+    output: Tensor = transpose(  # type: ignore[operator]
+        input, weight, bias, layer.stride, layer.padding, output_padding, layer.groups, layer.dilation
+    )
+    return output
+
+
+def _batched(x: Tensor, layer: Any) -> Tensor:
+    return x if x.dim() == len(layer.kernel_size) + 2 else torch.unsqueeze(x, 0)

@@ -1,0 +1,101 @@
+r"""Embeddings: linear in one-hot rows, so the inverse is known without a factorization.
+
+With one-hot rows $a^\top a$ is diagonal and holds the counts of the tokens: ζ* divides the gradient of token $v$ by $1 + c_v / (bλ)$. Dividing the
+output gradient at each place by the factor of its token does that, for dense and sparse gradients alike. The rows of an
+`EmbeddingBag` hold several ones, and its output gradient is multiplied by $(I + a a^\top / (bλ))^{-1}$.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isaac_newton.autograd import Site, condition_output, multiply_rows
+from isaac_newton.layers.registry import register
+
+__all__: list[str] = []
+
+
+@register(nn.Embedding)
+def _embedding(layer: nn.Embedding, site: Site, input: Tensor) -> Tensor:
+    output = type(layer).forward(layer, input)
+    mask = site.settings.mask
+
+    def divide(g: Tensor) -> Tensor:
+        tokens = input.reshape(-1)
+        counted = torch.ones_like(tokens, dtype=torch.bool)
+        if layer.padding_idx is not None:
+            counted = tokens != layer.padding_idx
+        if mask is not None and mask.shape == input.shape:
+            counted = counted & mask.reshape(-1)
+        counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
+        counts.index_add_(0, tokens, counted.to(counts.dtype))
+        total = counted.sum().clamp_min(1)
+        # One-hot rows as wide as the vocabulary have this mean square, which is all that a relative damping asks for.
+        mean_square = torch.full((1, 1), layer.num_embeddings**-0.5, dtype=counts.dtype, device=counts.device)
+        damping = site.settings.input_damping(mean_square)
+        site.statistics.saw_counts(site.settings.backward_passes, len(tokens), layer.embedding_dim)
+        factor = 1 / (1 + counts / (total * damping))
+        return (g * factor[input][..., None]).to(g.dtype)
+
+    return condition_output(output, layer.weight, site, divide)
+
+
+@register(
+    nn.EmbeddingBag,
+    refuse=lambda layer: "mode='max' is not linear in the weights; use 'sum' or 'mean'" if layer.mode == "max" else None,
+)
+def _embedding_bag(
+    layer: nn.EmbeddingBag,
+    site: Site,
+    input: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor:
+    def bags(weight: Tensor, per_sample: Tensor | None) -> Tensor:
+        return F.embedding_bag(
+            input,
+            weight,
+            offsets,
+            layer.max_norm,
+            layer.norm_type,
+            layer.scale_grad_by_freq,
+            layer.mode,
+            layer.sparse,
+            per_sample,
+            layer.include_last_offset,
+            layer.padding_idx,
+        )
+
+    def multiply(g: Tensor) -> Tensor:
+        return multiply_rows(g, _bag_rows(layer, input, offsets, per_sample_weights), site)
+
+    if per_sample_weights is None or not per_sample_weights.requires_grad:
+        return condition_output(bags(layer.weight, per_sample_weights), layer.weight, site, multiply)
+    # The gradient of the per-sample weights must stay exact: it takes the plain path, the embedding the conditioned one. The
+    # second term is exactly zero.
+    conditioned = condition_output(bags(layer.weight, per_sample_weights.detach()), layer.weight, site, multiply)
+    return bags(layer.weight.detach(), per_sample_weights) + (conditioned - conditioned.detach())
+
+
+def _bag_rows(layer: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None) -> Tensor:
+    """(bags, distinct tokens): how much of each token is in each bag."""
+    if input.dim() == 2:
+        bags = input.shape[0]
+        bag = torch.arange(bags, device=input.device).repeat_interleave(input.shape[1])
+    else:
+        assert offsets is not None  # F.embedding_bag has refused this by now
+        starts = offsets[:-1] if layer.include_last_offset else offsets
+        bags = len(starts)
+        bag = torch.bucketize(torch.arange(len(input), device=input.device), starts, right=True) - 1
+    tokens, column = torch.unique(input, return_inverse=True)
+    share = torch.ones(input.numel(), dtype=torch.float32, device=input.device)
+    if layer.weight.dtype == torch.float64:
+        share = share.double()
+    if per_sample_weights is not None:
+        share = per_sample_weights.detach().reshape(-1).to(share.dtype)
+    if layer.padding_idx is not None:
+        share = share * (input.reshape(-1) != layer.padding_idx)
+    if layer.mode == "mean":
+        share = share / torch.zeros(bags, dtype=share.dtype, device=share.device).index_add_(0, bag, share).clamp_min(1)[bag]
+    table = torch.zeros(bags, len(tokens), dtype=share.dtype, device=share.device)
+    return table.index_put_((bag, column.reshape(-1)), share, accumulate=True)
