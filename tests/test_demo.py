@@ -78,12 +78,6 @@ def test_the_records_hold_config_versions_and_finite_curves(out: Path) -> None:
         assert run["measurements"][1]["seconds"] > 0
 
 
-def test_one_epoch_already_lowers_every_loss(out: Path) -> None:
-    for run in json.loads((out / "records.json").read_text())["runs"]:
-        before, after = run["measurements"]
-        assert after["train_loss"] < before["train_loss"]
-
-
 def test_piped_output_has_no_control_codes(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
     command = [sys.executable, "-m", "isaac_lab", "demo", "--epochs", "1", "--seeds", "1", "--out", str(tmp_path)]
@@ -144,8 +138,9 @@ def test_all_methods_start_from_the_same_weights_and_see_the_same_batches(
         return prepare(method, model)
 
     monkeypatch.setattr(Method, "prepare", spy)
-    for method in demo.METHODS:
-        list(demo.train(method, data, seed=3, epochs=1))
+    with demo.one_thread():
+        for method in demo.METHODS:
+            list(demo.train(method, data, seed=3, epochs=1))
     assert len(weights) == len(batches) == 4
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], rtol=0, atol=0)
@@ -199,7 +194,7 @@ def test_what_one_sees_and_the_headline_follow_the_numbers() -> None:
     runs = runs_ending_at({"SGD": 1.0, "SGD + ISAAC": 0.0, "Adam": 0.5, "Adam + ISAAC": 0.6})
     sgd, adam = demo.what_one_sees(runs)
     assert "ISAAC lowers the training loss from 1.0 to 0.0 (lower at 2 of 2 seeds)" in sgd
-    assert "after 1 epochs (0.5 s) instead of 2 epochs (1.0 s)" in sgd
+    assert "after 1 epoch (0.5 s) instead of 2 epochs (1.0 s)" in sgd
     assert "ISAAC does not lower the training loss: 0.60 with it, 0.50 without (lower at 0 of 2 seeds)" in adam
     assert "never" in adam
     assert curves.headline(demo.summarize(runs)) == "ISAAC lowers the training loss of SGD, not of Adam"

@@ -99,7 +99,7 @@ def _train(console: Console, *, epochs: int, seeds: int) -> list["Run"]:
         current = progress.add_task("", total=epochs, state="")
         for seed, method in plan:
             label = f"{method.name}, seed {seed}"
-            progress.reset(current, description=label)
+            progress.reset(current, description=label, state="")
             measurements = []
             for measurement in train(method, data, seed=seed, epochs=epochs):
                 measurements.append(measurement)

@@ -1,10 +1,11 @@
 """Where ζ* (or ζ) takes the place of the weight gradient: in autograd, in one of two ways.
 
-`linear` is `F.linear` with a backward pass of its own. It sees the output gradients, so it can put the small matrix between them
-and the inputs, which is cheapest and most accurate when the rows of the input are the rows of the conditioner.
+`linear` is `F.linear` with a backward pass of its own. It sees the output gradients, so it can put the small matrix between
+them and the inputs, which is cheapest and most accurate when the rows of the input are the rows of the conditioner.
 
-`condition` works for any layer: it hands out the weight under a new name, and when torch has formed the plain gradient of that, multiplies
-it from the right by the conditioner, ζ* = ∇ (I + rᵀr/(kλ))⁻¹, for any rows r (patches, means, a random subset).
+`condition` works for any layer: it hands out the weight under a new name, and when torch has formed the plain gradient of
+that, multiplies it from the right by the conditioner, ζ* = ∇ (I + rᵀr/(kλ))⁻¹, for any rows r (patches, means, a random
+subset).
 
 The dtype policy is here too: linear algebra in float32 or better, whatever autocast says; results in the dtype of the weight.
 """
@@ -47,9 +48,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return F.linear(input, weight, bias)
     if site.settings.takes_every_row:
-        output: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            input, weight, bias, site, site.settings.inputs.shared(input)
-        )
+        output: Tensor = _apply(_Linear, input, weight, bias, site, site.settings.inputs.shared(input))
         return output
     return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
 
@@ -66,7 +65,8 @@ def condition(
     """`weight` and `bias`, unchanged but for what a backward pass leaves in their `.grad`: the conditioned gradient.
 
     Args:
-        weight: (outputs, \\*features), or with `transposed` (features, \\*outputs); with groups, the groups come first in dimension 0.
+        weight: (outputs, *features), or with `transposed` (features, *outputs); with groups, the groups come first in
+            dimension 0.
         bias: One number per output; returned as it is unless `bias="joint"`.
         input: What the layer received.
         site: The layer's site.
@@ -75,11 +75,10 @@ def condition(
     """
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return weight, bias
-    joint = bias if bias is not None and bias.requires_grad and site.settings.bias == "joint" and not transposed else None
+    joint = bias if bias is not None and bias.requires_grad and site.settings.bias == "joint" else None
     shared = site.settings.inputs.shared(input)
-    new_weight, new_bias = _Condition.apply(  # type: ignore[no-untyped-call]
-        weight, joint, input, _Layout(arrange, transposed, site.settings.mask), site, shared
-    )
+    layout = _Layout(arrange, transposed, site.settings.mask)
+    new_weight, new_bias = _apply(_Condition, weight, joint, input, layout, site, shared)
     return new_weight, bias if joint is None else new_bias
 
 
@@ -109,9 +108,26 @@ def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], sit
     conditioner = _inverse(r if by_rows else r.mT, scale, site)
     if conditioner is None:
         return g
-    wide, r = g.to(conditioner.dtype), r.to(conditioner.dtype)
+    wide, r = _cast(g, conditioner.dtype), _cast(r, conditioner.dtype)
     wide = conditioner @ wide if by_rows else wide - scale * r @ (conditioner @ (r.mT @ wide))
-    return wide.to(g.dtype)
+    return _cast(wide, g.dtype)
+
+
+def _apply(function: type[torch.autograd.Function], *args: object) -> Any:
+    """`function.apply(*args)`, at a third of the time."""
+    # Function.apply binds the arguments to the signature of `forward`, by inspection, at each call. Only torch.func needs that.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    # A no-op `to` costs more than a microsecond, and there are many.
+    return x if x.dtype is dtype else x.to(dtype)
+
+
+def _working_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype is torch.float64 else torch.float32
 
 
 class _Layout:
@@ -124,7 +140,7 @@ class _Layout:
 
     def rows(self, input: Tensor, settings: Settings) -> tuple[Float[Tensor, "groups rows features"], int]:
         """The rows of the conditioner, in float32 or better, and how many rows the layer multiplied."""
-        view, positions = self.arrange(input.to(torch.promote_types(input.dtype, torch.float32)))
+        view, positions = self.arrange(_cast(input, _working_dtype(input.dtype)))
         places = view.shape[1 : 2 + positions]
         mask = self.mask if self.mask is not None and self.mask.shape == places else None
         gathered = rows.gather(
@@ -149,27 +165,27 @@ class _Condition(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, ctx.bias, input, ctx.layout, ctx.site, ctx.shared = inputs
-        ctx.bias = ctx.bias is not None
-        ctx.save_for_backward(input)
+        _, bias, x, ctx.layout, ctx.site, ctx.shared = inputs
+        ctx.joint = bias is not None
+        ctx.save_for_backward(x)
 
     @staticmethod
     def backward(ctx: Any, grad_weight: Tensor, grad_bias: Tensor | None) -> Any:
-        (input,), layout, site = ctx.saved_tensors, ctx.layout, ctx.site
+        (x,), layout, site = ctx.saved_tensors, ctx.layout, ctx.site
         settings = site.settings
         settings.enter_backward()
         with _full_precision(grad_weight):
-            r, total = layout.rows(input, settings)
+            r, total = layout.rows(x, settings)
             gradient = layout.matrix(grad_weight, r.shape[0]).to(r.dtype)
-            if ctx.bias:
+            if ctx.joint:
                 # Without a gradient for the bias, its column is zero and does not disturb.
                 column = gradient.new_zeros(gradient.shape[:2]) if grad_bias is None else grad_bias.reshape(gradient.shape[:2])
                 gradient = torch.cat([gradient, column[..., None].to(gradient.dtype)], dim=-1)
                 r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
             sizes = (total, r.shape[-2], r.shape[-1], gradient.shape[-2])
             site.statistics.saw(settings.backward_passes, *sizes, groups=r.shape[0], own_rows=False)
-            conditioned = _condition_columns(gradient, r, site, ctx.shared, (layout.arrange, ctx.bias))
-        if not ctx.bias:
+            conditioned = _condition_columns(gradient, r, site, ctx.shared, (layout.arrange, id(layout.mask), ctx.joint))
+        if not ctx.joint:
             return layout.unmatrix(conditioned, grad_weight), None, None, None, None, None
         new_bias = None if grad_bias is None else conditioned[..., -1].reshape(grad_bias.shape).to(grad_bias.dtype)
         return layout.unmatrix(conditioned[..., :-1], grad_weight), new_bias, None, None, None, None
@@ -182,8 +198,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        input, weight, _, ctx.site, ctx.shared = inputs
-        ctx.save_for_backward(input, weight)
+        a, weight, _, ctx.site, ctx.shared = inputs
+        ctx.save_for_backward(a, weight)
         ctx.gbar = []
 
     @staticmethod
@@ -191,7 +207,7 @@ class _Linear(torch.autograd.Function):
         (a, weight), site = ctx.saved_tensors, ctx.site
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # Under autocast g is in the half type while a and weight are not: do as torch does, multiply in g's type.
-        grad_input = (g @ weight.to(g.dtype)).to(a.dtype) if needs_input else None
+        grad_input = _cast(g @ _cast(weight, g.dtype), a.dtype) if needs_input else None
         g = _as_rows(g)
         if site.settings.collecting:
             ctx.gbar.append(g)
@@ -203,12 +219,12 @@ class _Linear(torch.autograd.Function):
             if joint:
                 a = torch.cat([a, a.new_ones(a.shape[0], 1)], dim=1)
             with _full_precision(a):
-                grad_weight = _weight_gradient(g, a, ctx.gbar, site, ctx.shared, joint).to(weight.dtype)
+                grad_weight = _cast(_weight_gradient(g, a, ctx.gbar, site, ctx.shared, joint), weight.dtype)
             ctx.gbar = []
             if joint:
                 return grad_input, grad_weight[:, :-1], grad_weight[:, -1], None, None
         if needs_bias:
-            grad_bias = g.sum(0).to(weight.dtype)
+            grad_bias = _cast(g.sum(0), weight.dtype)
         return grad_input, grad_weight, grad_bias, None, None
 
 
@@ -223,8 +239,8 @@ def _weight_gradient(
     settings = site.settings
     settings.enter_backward()
     # Factorizations have no half-precision kernels, and their inputs deserve better.
-    a = a.to(torch.promote_types(a.dtype, torch.float32))
-    g = g.to(a.dtype)
+    a = _cast(a, _working_dtype(a.dtype))
+    g = _cast(g, a.dtype)
     count, features = a.shape
     site.statistics.saw(settings.backward_passes, count, count, features, g.shape[1])
     if settings.conditions_outputs:
@@ -236,12 +252,10 @@ def _weight_gradient(
     if count == 0 or features == 0 or (isinstance(damping, float) and damping == math.inf):
         return g.mT @ a
     by_rows = count < features
-    conditioner = shared.get(
-        settings.backward_passes, joint, lambda: _inverse(a if by_rows else a.mT, 1 / (count * damping), site)
-    )
+    conditioner = shared.get(joint, lambda: _inverse(a if by_rows else a.mT, 1 / (count * damping), site))
     if conditioner is None:
         return g.mT @ a
-    g, a = g.to(conditioner.dtype), a.to(conditioner.dtype)
+    g, a = _cast(g, conditioner.dtype), _cast(a, conditioner.dtype)
     if not by_rows:
         return (g.mT @ a) @ conditioner
     if g.shape[1] <= features:
@@ -259,10 +273,10 @@ def _condition_columns(
         return gradient
     scale = 1 / (count * damping)
     by_rows = count < features
-    conditioner = shared.get(site.settings.backward_passes, key, lambda: _inverse(r if by_rows else r.mT, scale, site))
+    conditioner = shared.get(key, lambda: _inverse(r if by_rows else r.mT, scale, site))
     if conditioner is None:
         return gradient
-    gradient, r = gradient.to(conditioner.dtype), r.to(conditioner.dtype)
+    gradient, r = _cast(gradient, conditioner.dtype), _cast(r, conditioner.dtype)
     if by_rows:
         # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
         return gradient - (scale * (gradient @ r.mT) @ conditioner) @ r
@@ -279,9 +293,9 @@ def _condition_outputs(g: Tensor, gbar: Tensor, output_damping: float | Tensor, 
     conditioner = _inverse(gbar if by_samples else gbar.mT, scale, site)
     if conditioner is None:
         return g
-    wide, gbar = g.to(conditioner.dtype), gbar.to(conditioner.dtype)
+    wide, gbar = _cast(g, conditioner.dtype), _cast(gbar, conditioner.dtype)
     wide = wide - (scale * (wide @ gbar.mT) @ conditioner) @ gbar if by_samples else wide @ conditioner
-    return wide.to(g.dtype)
+    return _cast(wide, g.dtype)
 
 
 def _inverse(x: Tensor, scale: float | Tensor, site: Site) -> Tensor | None:
@@ -306,7 +320,7 @@ def _output_factor(g: Tensor, recorded: list[Tensor], site: Site) -> Float[Tenso
 
 
 def _as_rows(x: Tensor) -> Float[Tensor, "rows features"]:
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:

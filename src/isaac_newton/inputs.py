@@ -13,29 +13,24 @@ _T = TypeVar("_T")
 
 
 class Shared:
-    """What the layers that received one tensor compute together.
+    """What the layers that received one tensor compute together; a value lasts until the end of the backward pass."""
 
-    A value lasts for one backward pass, and no longer than until each of the layers has had it once.
-    """
-
-    __slots__ = ("__weakref__", "_left", "_pass", "_values", "users")
+    __slots__ = ("__weakref__", "_values", "users")
 
     def __init__(self) -> None:
         self.users = 0
-        self._left = 0
-        self._pass = -1
         self._values: dict[Hashable, Any] = {}
 
-    def get(self, backward_pass: int, key: Hashable, compute: Callable[[], _T]) -> _T:
-        """`compute()`, or what it returned when another layer asked in this pass."""
-        if self._pass != backward_pass:
-            self._pass, self._left, self._values = backward_pass, self.users, {}
-        value: _T = self._values[key] if key in self._values else compute()
-        self._left -= 1
-        if self._left > 0:
-            self._values[key] = value
-        else:
-            self._values = {}
+    def get(self, key: Hashable, compute: Callable[[], _T]) -> _T:
+        """`compute()`, or what it returned when another layer asked in this backward pass."""
+        if self.users < 2:
+            return compute()
+        if not self._values:
+            # Runs when this pass is over: the damping may be another one in the next.
+            torch.autograd.Variable._execution_engine.queue_callback(self._values.clear)
+        if key not in self._values:
+            self._values[key] = compute()
+        value: _T = self._values[key]
         return value
 
 

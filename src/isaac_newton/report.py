@@ -20,9 +20,12 @@ _HEADINGS = ("layer", "type", "weight", "rows", "side", "extra cost", "extra mem
 class Conditioned(Protocol):
     """What the table needs to know of a conditioned layer."""
 
-    layer: nn.Module
-    parts: Mapping[str, nn.Module]
-    statistics: Statistics
+    @property
+    def layer(self) -> nn.Module: ...
+    @property
+    def parts(self) -> Mapping[str, nn.Module]: ...
+    @property
+    def statistics(self) -> Statistics: ...
 
 
 def table(model: nn.Module, settings: Settings, sites: Mapping[str, Conditioned], skipped: Mapping[str, str]) -> str:
@@ -30,7 +33,7 @@ def table(model: nn.Module, settings: Settings, sites: Mapping[str, Conditioned]
     method = "ζ" if settings.conditions_outputs else "ζ*"
     verdicts = {name: f"plain: {reason}" for name, reason in skipped.items()}
     for name, site in sites.items():
-        verdicts |= {name: method, **{part: f"{method}, with {name or 'the model'}" for part in site.parts}}
+        verdicts |= {name: method, **dict.fromkeys(site.parts, f"{method}, with {name or 'the model'}")}
     layers = [
         (name, *_cells(module, sites.get(name), verdicts[name])) for name, module in model.named_modules() if name in verdicts
     ]

@@ -1,8 +1,9 @@
 """What a "row" is: the inputs of a layer, brought into one layout in which every layer looks linear.
 
-A *view* has the shape (groups, samples, \\*positions, \\*features): a strided view of the input, nothing copied. `positions` says how many
-of its dimensions are positions: none for a plain batch, one for a sequence, two for the places of a two-dimensional convolution.
-`gather` turns it into the rows that feed a conditioner, (groups, rows, features), and is the only place that copies.
+A *view* has the shape (groups, samples, *positions, *features): a strided view of the input, nothing copied.
+`positions` says how many of its dimensions are positions: none for a plain batch, one for a sequence, two for the places of
+a two-dimensional convolution. `gather` turns it into the rows that feed a conditioner, (groups, rows, features), and is the
+only place that copies.
 """
 
 import math
@@ -21,7 +22,7 @@ Padding: TypeAlias = Sequence[int] | Literal["same", "valid"]
 
 
 def sequence(x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
-    """The view of a linear layer's input: (samples, \\*positions, features); a vector is one sample without positions."""
+    """The view of a linear layer's input: (samples, *positions, features); a vector is one sample without positions."""
     x = x if x.dim() > 1 else x[None]
     return x[None], x.dim() - 2
 
@@ -36,7 +37,7 @@ def patches(
     groups: int,
     padding_mode: str = "zeros",
 ) -> tuple[Tensor, int]:
-    """The view of a convolution's input: what the kernel sees at each place, (groups, samples, \\*places, channels, \\*kernel)."""
+    """The view of a convolution's input: what the kernel sees at each place, (groups, samples, *places, channels, *kernel)."""
     sides: list[int] = []
     for dim in reversed(range(len(kernel))):
         if padding == "valid":
@@ -70,11 +71,11 @@ def gather(
     """The rows that feed a conditioner.
 
     Args:
-        view: (groups, samples, \\*positions, \\*features).
+        view: (groups, samples, *positions, *features).
         positions: How many dimensions are positions.
         sharing: "expand": each position of each sample is a row. "reduce": a sample's positions are averaged to one row.
         max_rows: At most this many rows, drawn without replacement, all alike likely: rᵀr / rows stays unbiased.
-        mask: (samples, \\*positions), true where a position counts.
+        mask: (samples, *positions), true where a position counts.
         seed: Of the draw.
     """
     groups, features = view.shape[0], view.shape[2 + positions :]
@@ -94,12 +95,12 @@ def gather(
     if mask is not None:
         drawn = mask.reshape(-1).nonzero().squeeze(1)[drawn]
     # Indexing the view copies the drawn rows only, whatever the size of all the patches.
-    index = torch.unravel_index(drawn, places)
-    return view[(slice(None), *index)].reshape(groups, max_rows, width)
+    index: tuple[slice | Tensor, ...] = (slice(None), *torch.unravel_index(drawn, places))
+    return view[index].reshape(groups, max_rows, width)
 
 
 def _average(view: Tensor, positions: int, mask: Tensor | None) -> Tensor:
-    """(groups, samples, \\*features): the mean over the positions that count."""
+    """(groups, samples, *features): the mean over the positions that count."""
     if positions == 0:
         return view
     dims = tuple(range(2, 2 + positions))

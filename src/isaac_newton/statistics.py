@@ -16,7 +16,8 @@ class Statistics:
         rows: Rows that fed the conditioner in the last backward pass; 0 before the first.
         side: Which side was inverted then: "rows" (rows × rows), "features" (features × features), or "counts" where
             the inverse is diagonal.
-        extra_multiplications: What conditioning added in the last pass; of a conditioner shared by several layers each counts all.
+        extra_multiplications: What conditioning added in the last pass; of a conditioner shared by several layers each
+            counts all.
         own_multiplications: What the layer itself multiplied: forward, input gradient and weight gradient.
         extra_bytes: The inverse, in float32.
     """

@@ -1,8 +1,8 @@
 """`nn.MultiheadAttention`, in all its forms: torch's own code, run with a conditioned `linear`.
 
-Attention multiplies by its projections with `F.linear` on slices of packed weights, without calling any layer, so neither hooks nor a replaced
-`forward` of a submodule would see it. Here the code of torch's forward pass runs unchanged over a copy of its global names in which `linear` is
-ours: every form, mask and corner case is torch's, bit for bit.
+Attention multiplies by its projections with `F.linear` on slices of packed weights, without calling any layer, so neither
+hooks nor a replaced `forward` of a submodule would see it. Here the code of torch's forward pass runs unchanged over a copy
+of its global names in which `linear` is ours: every form, mask and corner case is torch's, bit for bit.
 """
 
 import types

@@ -1,7 +1,7 @@
 """Convolutions and transposed convolutions in one, two and three dimensions.
 
-A convolution is linear in the patches its kernel sees. A transposed convolution multiplies each place of its input by the kernel: there the
-places themselves are the rows, and the outputs of the linear map are the kernel's footprints.
+A convolution is linear in the patches its kernel sees. A transposed convolution multiplies each place of its input by the
+kernel: there the places themselves are the rows, and the outputs of the linear map are the kernel's footprints.
 """
 
 from typing import Any
@@ -47,13 +47,14 @@ def _conv_transpose(layer: Any, site: Site, input: Tensor, output_size: list[int
         x = _batched(x, layer).unflatten(1, (layer.groups, layer.in_channels // layer.groups))
         return x.movedim(1, 0).movedim(2, -1), space
 
-    weight, bias = condition(layer.weight, layer.bias, input, site, arrange=places, transposed=True)
+    # A place contributes to many outputs, each of which gets the bias once: no column of ones could stand for it.
+    weight, _ = condition(layer.weight, None, input, site, arrange=places, transposed=True)
     output_padding = layer._output_padding(
         input, output_size, layer.stride, layer.padding, layer.kernel_size, space, layer.dilation
     )
     transpose = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[space - 1]
-    output: Tensor = transpose(  # type: ignore[operator]
-        input, weight, bias, layer.stride, layer.padding, output_padding, layer.groups, layer.dilation
+    output: Tensor = transpose(
+        input, weight, layer.bias, layer.stride, layer.padding, output_padding, layer.groups, layer.dilation
     )
     return output
 

@@ -1,8 +1,9 @@
 r"""Embeddings: linear in one-hot rows, so the inverse is known without a factorization.
 
-With one-hot rows $a^\top a$ is diagonal and holds the counts of the tokens: ζ* divides the gradient of token $v$ by $1 + c_v / (bλ)$. Dividing the
-output gradient at each place by the factor of its token does that, for dense and sparse gradients alike. The rows of an
-`EmbeddingBag` hold several ones, and its output gradient is multiplied by $(I + a a^\top / (bλ))^{-1}$.
+With one-hot rows $a^\top a$ is diagonal and holds the counts of the tokens: ζ* divides the gradient of token $v$ by $1 +
+c_v / (bλ)$. Dividing the output gradient at each place by the factor of its token does that, for dense and sparse gradients
+alike. The rows of an `EmbeddingBag` hold several ones, and its output gradient is multiplied by $(I + a a^\top /
+(bλ))^{-1}$.
 """
 
 import torch
@@ -29,7 +30,7 @@ def _embedding(layer: nn.Embedding, site: Site, input: Tensor) -> Tensor:
             counted = counted & mask.reshape(-1)
         counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
         counts.index_add_(0, tokens, counted.to(counts.dtype))
-        total = counted.sum().clamp_min(1)
+        total = counts.sum().clamp_min(1)
         # One-hot rows as wide as the vocabulary have this mean square, which is all that a relative damping asks for.
         mean_square = torch.full((1, 1), layer.num_embeddings**-0.5, dtype=counts.dtype, device=counts.device)
         damping = site.settings.input_damping(mean_square)

@@ -22,6 +22,7 @@ def _linear(layer: nn.Linear, site: Site, input: Tensor) -> Tensor:
 def _conv1d(layer: Any, site: Site, x: Tensor) -> Tensor:
     # GPT-2's linear layer: its weight is (inputs, outputs).
     weight, bias = condition(layer.weight, layer.bias, x, site, transposed=True)
+    assert bias is not None  # it always has one
     output = torch.addmm(bias, x.view(-1, x.size(-1)), weight)
     return output.view(*x.shape[:-1], layer.nf)
 

@@ -17,8 +17,9 @@ _AdapterT = TypeVar("_AdapterT", bound=Callable[..., Any])
 class Registration:
     """An adapter and what it covers.
 
-    `parts` are submodules whose weights the adapter conditions with the layer's own. `outputs` says whether it can condition the output
-    side too (ζ). `refuse` may name a reason why one particular layer of the type cannot be conditioned.
+    `parts` are submodules whose weights the adapter conditions with the layer's own. `outputs` says whether it can
+    condition the output side too (ζ). `refuse` may name a reason why one particular layer of the type cannot be
+    conditioned.
     """
 
     adapter: Adapter
@@ -30,7 +31,7 @@ class Registration:
 _REGISTRY: dict[type[nn.Module] | str, Registration] = {}
 
 _NORMALIZATION = "normalization scales each feature by itself: there is no input matrix to condition with"
-_REASONS: dict[type[nn.Module], str] = {
+_REASONS: dict[type, str] = {
     nn.RNNBase: "its recurrent weights are applied inside one fused kernel; build it from cells of nn.Linear to condition it",
     nn.RNNCellBase: "the cell multiplies inputs and state inside one kernel; write it with two nn.Linear to condition it",
     nn.LayerNorm: _NORMALIZATION,
@@ -52,8 +53,9 @@ def register(
 ) -> Callable[[_AdapterT], _AdapterT]:
     """Make a function the adapter of a layer type, and of its subclasses that keep its `forward`.
 
-    The function is called as `adapter(layer, site, *args, **kwargs)` in place of `layer.forward(*args, **kwargs)`, in training only,
-    and returns what `forward` would return, computed from weights that went through `isaac_newton.condition`.
+    The function is called as `adapter(layer, site, *args, **kwargs)` in place of `layer.forward(*args, **kwargs)`, in
+    training only, and returns what `forward` would return, computed from weights that went through
+    `isaac_newton.condition`.
 
     Args:
         layer_type: The class, or its full name if importing it only to name it would be too much.
@@ -73,7 +75,7 @@ def register(
 
 def find(layer: nn.Module) -> Registration | str:
     """How to condition a layer, or the reason why not."""
-    kind = type(layer)
+    kind: Any = type(layer)
     for base in kind.__mro__:
         if base in _REASONS:
             return _REASONS[base]
