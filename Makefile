@@ -24,6 +24,10 @@ help: ## Show this list
 demo: .venv/.dev ## Train with and without ISAAC on embedded data; progress, a table, a picture
 	@$(BIN)/isaac-newton demo
 
+.PHONY: bench
+bench: .venv/.dev ## Measure the time and memory of a step on three models of the paper's Table 2, CPU
+	@$(BIN)/isaac-newton bench table2 --threads 1 --models 100,400,autoencoder
+
 .PHONY: test
 test: lint ## Lint, types and all tests
 	@$(BIN)/python -m pytest -n 2 $(ARGS)

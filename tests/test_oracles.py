@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
+from isaac_newton.autograd import Site, _output_factor
 from reference import assert_close
 from test_linear_gradients import mlp
 
@@ -106,12 +107,12 @@ def sampled_factors(
     handle = isaac.attach(model, output_damping=1.0, samples=samples)
     seen: list[Tensor] = []
 
-    def spying(g: Tensor, gbar: Tensor, output_damping: float, count: int, site: object) -> Tensor:
-        seen.append(gbar.T @ gbar / count)
-        return g
+    def spying(g: Tensor, recorded: list[Tensor], site: Site) -> None:
+        gbar = _output_factor(g, recorded, site)
+        seen.append(gbar.T @ gbar / len(g))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("isaac_newton.autograd._condition_outputs", spying)
+        patch.setattr("isaac_newton.autograd._output_conditioner", spying)
         output = model(x)
         handle.backward(loss_fn(output, target), output, loss_fn)
     return seen[::-1]  # backward starts at the last layer

@@ -1,13 +1,14 @@
-"""The command line: `isaac-newton demo`."""
+"""The command line: `isaac-newton demo` and `isaac-newton bench`."""
 
+import enum
 import io
-import json
 import math
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 try:
     import typer
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="ISAAC Newton: see and measure what it does to training.")
+bench = typer.Typer(no_args_is_help=True, help="Measure the time and memory of a training step.")
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:
@@ -33,12 +36,6 @@ def main() -> None:
         # A terminal that has no ± should show a question mark, not end half a minute of training with an error.
         sys.stdout.reconfigure(errors="replace")
     app(prog_name="isaac-newton")
-
-
-@app.callback()
-def _isaac_newton() -> None:
-    # With a callback typer keeps the name of the only command: `isaac-newton demo`, not `isaac-newton`.
-    pass
 
 
 def _at_least_one(value: int) -> int:
@@ -61,12 +58,13 @@ def demo(
     console = Console()
     with console.status("Loading torch and matplotlib …"):
         from isaac_lab.demo import records, summarize, what_one_sees
+        from isaac_lab.records import write
         from isaac_lab.report import curves
     runs = _train(console, epochs=epochs, seeds=seeds)
     picture, numbers = out / "curves.png", out / "records.json"
     curves.draw(runs, path=picture)
     seconds = time.perf_counter() - started
-    numbers.write_text(json.dumps(_null_for_nan(records(runs, seconds=seconds)), indent=1, allow_nan=False) + "\n")
+    write(numbers, records(runs, seconds=seconds))
     console.print(_table(summarize(runs)))
     for sentence in what_one_sees(runs):
         console.print(sentence)
@@ -154,10 +152,124 @@ def _with_spread(mean: float, spread: float | None, style: str) -> str:
     return format(mean, style) if spread is None else f"{mean:{style}} ± {spread:{style}}"
 
 
-def _null_for_nan(value: Any) -> Any:
-    """JSON has no word for NaN and infinity, which a diverged run ends with."""
-    if isinstance(value, dict):
-        return {key: _null_for_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_null_for_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+class Device(enum.StrEnum):
+    """Where a benchmark runs."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def _positive(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise typer.BadParameter(f"must be > 0 and finite, got {value}")
+    return value
+
+
+DeviceOption: TypeAlias = Annotated[Device, typer.Option(help="CUDA is measured eager and, if possible, as one CUDA graph.")]
+Threads: TypeAlias = Annotated[int, typer.Option(callback=_at_least_one, help="Threads of the CPU.")]
+Rounds: TypeAlias = Annotated[int, typer.Option(callback=_at_least_one, help="How often the methods take turns.")]
+Models: TypeAlias = Annotated[str, typer.Option(help="Comma-separated models of Table 2: 100, 400, 1600, 6400, autoencoder.")]
+Methods: TypeAlias = Annotated[
+    str, typer.Option(help="Comma-separated methods, beside the gradient: paper, zeta_star, zeta, kfac.")
+]
+Damping: TypeAlias = Annotated[float, typer.Option(callback=_positive, help="λ of all methods.")]
+Memory: TypeAlias = Annotated[bool, typer.Option(help="Measure peak memory too.")]
+Budget: TypeAlias = Annotated[float, typer.Option(callback=_positive, help="Seconds for one point; larger ones are left out.")]
+Out: TypeAlias = Annotated[Path, typer.Option(help="Directory for the records.")]
+BENCH = Path("out/bench")
+
+
+@bench.command()
+def table2(
+    device: DeviceOption = Device.CPU,
+    threads: Threads = 1,
+    rounds: Rounds = 20,
+    models: Models = "",
+    methods: Methods = "",
+    damping: Damping = 1.0,
+    memory: Memory = True,
+    out: Out = BENCH,
+) -> None:
+    """The models and methods of the paper's Table 2; all of them unless named."""
+    settings = {"threads": threads, "rounds": rounds, "damping": damping, "memory": memory}
+    _bench(["table2"], device, out, models=models, methods=methods, **settings)
+
+
+@bench.command()
+def scaling(
+    device: DeviceOption = Device.CPU,
+    threads: Threads = 1,
+    rounds: Rounds = 20,
+    damping: Damping = 1.0,
+    budget: Budget = 60.0,
+    out: Out = BENCH,
+) -> None:
+    """ζ* over the plain gradient by batch size and by width, with a picture."""
+    _bench(["scaling"], device, out, threads=threads, rounds=rounds, damping=damping, budget=budget)
+
+
+@bench.command()
+def shapes(
+    device: DeviceOption = Device.CPU, threads: Threads = 1, rounds: Rounds = 20, damping: Damping = 1.0, out: Out = BENCH
+) -> None:
+    """A network with attention (the shape of BERT) and one with convolutions (ResNet-18)."""
+    _bench(["shapes"], device, out, threads=threads, rounds=rounds, damping=damping)
+
+
+@bench.command(name="all")
+def all_benchmarks(
+    device: DeviceOption = Device.CPU,
+    threads: Threads = 1,
+    rounds: Rounds = 20,
+    models: Models = "",
+    methods: Methods = "",
+    damping: Damping = 1.0,
+    memory: Memory = True,
+    budget: Budget = 60.0,
+    out: Out = BENCH,
+) -> None:
+    """Everything: table2, scaling and shapes."""
+    settings = {"threads": threads, "rounds": rounds, "damping": damping, "memory": memory, "budget": budget}
+    _bench(["table2", "scaling", "shapes"], device, out, models=models, methods=methods, **settings)
+
+
+@bench.command()
+def page(
+    records: Annotated[Path, typer.Option(help="Directory with records.")] = Path("results/bench"),
+    out: Annotated[Path, typer.Option(help="The Markdown file; pictures go into a directory of its name.")] = Path(
+        "docs/benchmarks.md"
+    ),
+) -> None:
+    """Write the page of all records as Markdown."""
+    from isaac_lab.records import read
+    from isaac_lab.report import benchmarks
+
+    found = read(records)
+    if not found:
+        raise typer.BadParameter(
+            f"no records (*.json) in {str(records)!r}; isaac-newton bench writes them", param_hint="'--records'"
+        )
+    _check_writable(out.parent)
+    text = benchmarks.page(found, directory=records.as_posix(), figures=out.with_suffix(""))
+    out.write_text(text, encoding="utf-8")
+    Console().print(f"Page: {out}, from {len(found)} record{'' if len(found) == 1 else 's'}.", markup=False, soft_wrap=True)
+
+
+def _bench(kinds: list[str], device: Device, out: Path, *, models: str = "", methods: str = "", **settings: Any) -> None:
+    console = Console()
+    with console.status("Loading torch and matplotlib …"):
+        from isaac_lab.bench import terminal
+        from isaac_lab.bench.modes import modes
+        from isaac_lab.bench.runs import Plan, choose
+    plan = Plan(device=device.value, **settings)
+    try:
+        option = "--device"
+        modes(plan.device, plan.threads)
+        option = "--models"
+        chosen = choose(models, plan.models, "model")
+        option = "--methods"
+        plan = replace(plan, models=chosen, methods=choose(methods, plan.methods, "method"))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
+    _check_writable(out)
+    terminal.run(kinds, plan, out, console)

@@ -2,21 +2,19 @@
 
 import contextlib
 import math
-import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from statistics import fmean, median, stdev
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import isaac_newton
 from isaac_lab.data.digits import CLASSES, PIXELS, Digits
 from isaac_lab.methods import Method
 from isaac_lab.models import relu_network
+from isaac_lab.records import origin
 
 __all__ = [
     "METHODS",
@@ -171,12 +169,7 @@ def records(runs: Sequence[Run], *, seconds: float) -> dict[str, object]:
             "width": WIDTH,
             "methods": [asdict(method) for method in METHODS],
         },
-        "versions": {
-            "python": platform.python_version(),
-            "isaac-newton": isaac_newton.__version__,
-            **{package: version(package) for package in ("torch", "numpy", "scikit-learn")},
-        },
-        "machine": {"system": platform.system(), "architecture": platform.machine(), "threads": 1},
+        **origin(threads=1, packages=("torch", "numpy", "scikit-learn")),
         "seconds": seconds,
         "summary": [asdict(summary) | {"method": summary.method.name} for summary in summarize(runs)],
         "runs": [asdict(run) | {"method": run.method.name} for run in runs],

@@ -3,10 +3,22 @@
 from isaac_newton import equations
 from isaac_newton.attach import Handle, attach, detach
 from isaac_newton.autograd import condition
+from isaac_newton.capture import capture
 from isaac_newton.damping import Relative
 from isaac_newton.layers import register
 from isaac_newton.layers.linear import Linear
 from isaac_newton.likelihood import Likelihood
 
-__all__ = ["Handle", "Likelihood", "Linear", "Relative", "attach", "condition", "detach", "equations", "register"]
+__all__ = [
+    "Handle",
+    "Likelihood",
+    "Linear",
+    "Relative",
+    "attach",
+    "capture",
+    "condition",
+    "detach",
+    "equations",
+    "register",
+]
 __version__ = "0.1.0"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from isaac_newton import report
 from isaac_newton.autograd import Site
 from isaac_newton.damping import Damping, check
+from isaac_newton.equations import precise
 from isaac_newton.layers import Registration, find
 from isaac_newton.likelihood import CrossEntropy, Likelihood, LossFunction, likelihood_of
 from isaac_newton.rows import Sharing
@@ -55,7 +56,7 @@ def attach(
         max_rows: At most this many rows, a random subset, feed a conditioner; follows `torch.manual_seed`.
         bias: "plain" leaves bias gradients alone (the paper); "joint" conditions them with the weights by joining a
             column of ones to the inputs.
-        output_damping: $λ_g > 0$. `math.inf` gives ζ*; a number gives ζ; "kfac" takes $λ_g = λ_a$, which is K-FAC: a
+        output_damping: $λ_g > 0$. `math.inf` gives ζ*; a number gives ζ; "kfac" damps both sides alike, which is K-FAC: a
             K-FAC learning rate $η$ corresponds to $η / λ^2$.
         output_curvature: For ζ, where ḡ comes from: "sampled" labels (Remark 1), the "exact" root of the loss
             Hessian, or the "empirical" Fisher (Remark 4). The first two need `Handle.backward`.
@@ -212,9 +213,10 @@ class Handle:
             (gradient,) = torch.autograd.grad(loss, output, retain_graph=True)
             likelihood = likelihood.observing(gradient)
         terms = likelihood.terms(output)
+        terms = precise(terms).clamp_min(1) if isinstance(terms, Tensor) else max(terms, 1)
         if settings.needs_extra_pass:
             self._collect_output_gradients(output, likelihood, terms)
-        settings.empirical_scale = math.sqrt(terms if likelihood.reduction == "mean" else 1 / max(terms, 1))
+        settings.empirical_scale = terms**0.5 if likelihood.reduction == "mean" else terms**-0.5
         try:
             loss.backward(retain_graph=retain_graph)
         finally:
@@ -234,15 +236,15 @@ class Handle:
     def __repr__(self) -> str:
         return report.table(self._model, self._settings, self._sites, self._skipped)
 
-    def _collect_output_gradients(self, output: Tensor, likelihood: Likelihood, terms: int) -> None:
+    def _collect_output_gradients(self, output: Tensor, likelihood: Likelihood, terms: int | Tensor) -> None:
         settings = self._settings
         weights = [p for site in self._sites.values() for p in site.layer.parameters() if p.requires_grad]
         with _collecting(settings):
             if settings.output_curvature == "exact":
-                scale = 1 / math.sqrt(max(terms, 1))
+                scale = terms**-0.5
                 columns = likelihood.root(output.detach())
             else:
-                scale = 1 / math.sqrt(max(terms, 1) * settings.samples)
+                scale = (terms * settings.samples) ** -0.5
                 columns = (likelihood.sample(output.detach()) for _ in range(settings.samples))
             for column in columns:
                 torch.autograd.grad(output, weights, grad_outputs=column * scale, retain_graph=True, allow_unused=True)

@@ -12,7 +12,7 @@ The dtype policy is here too: linear algebra in float32 or better, whatever auto
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from isaac_newton import kernels, rows
 from isaac_newton.inputs import Shared
+from isaac_newton.kernels import streams
 from isaac_newton.settings import Settings
 from isaac_newton.statistics import Statistics
 
@@ -48,7 +49,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return F.linear(input, weight, bias)
     if site.settings.takes_every_row:
-        output: Tensor = _apply(_Linear, input, weight, bias, site, site.settings.inputs.shared(input))
+        shared = site.settings.inputs.shared(input)
+        conditioner = None
+        if site.settings.overlap is not None:
+            # Its inputs are all there is to wait for, so it starts before the layer's own product.
+            site.settings.overlap.update([id(weight), id(bias)])
+            with streams.beside(site, input):
+                conditioner = _row_conditioner(_as_rows(input), site, shared, joint=_is_joint(bias, site))
+        output: Tensor = _apply(_Linear, input, weight, bias, site, shared, conditioner)
         return output
     return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
 
@@ -105,7 +113,7 @@ def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], sit
         return g
     scale = 1 / (count * damping)
     by_rows = count < features
-    conditioner = _inverse(r if by_rows else r.mT, scale, site)
+    conditioner = _inverse(r if by_rows else r.mT, damping, count, site)
     if conditioner is None:
         return g
     wide, r = _cast(g, conditioner.dtype), _cast(r, conditioner.dtype)
@@ -193,74 +201,124 @@ class _Condition(torch.autograd.Function):
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, shared: Shared) -> Tensor:
+    def forward(
+        input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, shared: Shared, conditioner: Tensor | None
+    ) -> Tensor:
         return F.linear(input, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        a, weight, _, ctx.site, ctx.shared = inputs
-        ctx.save_for_backward(a, weight)
+        a, weight, bias, ctx.site, ctx.shared, ctx.conditioner = inputs
+        ctx.save_for_backward(a, weight, bias)
         ctx.gbar = []
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        (a, weight), site = ctx.saved_tensors, ctx.site
+        (a, weight, bias), site = ctx.saved_tensors, ctx.site
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # Under autocast g is in the half type while a and weight are not: do as torch does, multiply in g's type.
         grad_input = _cast(g @ _cast(weight, g.dtype), a.dtype) if needs_input else None
-        g = _as_rows(g)
+        g, a, overlap = _as_rows(g), _as_rows(a), site.settings.overlap
         if site.settings.collecting:
             ctx.gbar.append(g)
-            return grad_input, None, None, None, None
-        grad_weight = grad_bias = None
-        if needs_weight:
-            a = _as_rows(a)
-            joint = needs_bias and site.settings.bias == "joint"
-            if joint:
-                a = torch.cat([a, a.new_ones(a.shape[0], 1)], dim=1)
-            with _full_precision(a):
-                grad_weight = _cast(_weight_gradient(g, a, ctx.gbar, site, ctx.shared, joint), weight.dtype)
-            ctx.gbar = []
-            if joint:
-                return grad_input, grad_weight[:, :-1], grad_weight[:, -1], None, None
-        if needs_bias:
-            grad_bias = _cast(g.sum(0), weight.dtype)
-        return grad_input, grad_weight, grad_bias, None, None
+            if overlap is not None:
+                with streams.beside(site, g):
+                    ctx.output_conditioner = _output_conditioner(g, ctx.gbar, site)
+            return grad_input, None, None, None, None, None
+        if overlap is None:
+            return grad_input, *_gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias), None, None, None
+        with streams.beside(site, g, a):
+            gradients = _gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias)
+        if _is_first_and_only(weight, overlap) and (bias is None or _is_first_and_only(bias, overlap)):
+            streams.join_after_backward(site)
+        else:
+            streams.join(site)
+        return grad_input, *gradients, None, None, None
+
+
+def _gradients(
+    ctx: Any, g: Tensor, a: Tensor, dtype: torch.dtype, needs_weight: bool, needs_bias: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of weight and bias, where they are needed."""
+    grad_weight = grad_bias = None
+    if needs_weight:
+        joint = needs_bias and ctx.site.settings.bias == "joint"
+        if torch.is_autocast_enabled(a.device.type):  # should the backward pass run inside one
+            with torch.autocast(a.device.type, enabled=False):
+                grad_weight = _cast(_weight_gradient(g, a, ctx, joint), dtype)
+        else:
+            grad_weight = _cast(_weight_gradient(g, a, ctx, joint), dtype)
+        if joint:
+            return grad_weight[:, :-1], grad_weight[:, -1]
+    if needs_bias:
+        grad_bias = _cast(g.sum(0), dtype)
+    return grad_weight, grad_bias
+
+
+def _is_joint(bias: Tensor | None, site: Site) -> bool:
+    return bias is not None and bias.requires_grad and site.settings.bias == "joint"
+
+
+def _is_first_and_only(parameter: Tensor, uses: Mapping[int, int]) -> bool:
+    """Whether autograd will store this gradient as it is, without a kernel that could run before the gradient is there."""
+    return parameter.is_leaf and parameter.grad is None and uses[id(parameter)] <= 1
 
 
 def _weight_gradient(
-    g: Float[Tensor, "rows out"],
-    a: Float[Tensor, "rows in"],
-    recorded: list[Float[Tensor, "rows out"]],
-    site: Site,
-    shared: Shared,
-    joint: bool,
-) -> Float[Tensor, "out in"]:
-    settings = site.settings
+    g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], ctx: Any, joint: bool
+) -> Float[Tensor, "out wide"]:
+    site, settings = ctx.site, ctx.site.settings
     settings.enter_backward()
-    # Factorizations have no half-precision kernels, and their inputs deserve better.
-    a = _cast(a, _working_dtype(a.dtype))
+    a = _conditioned_rows(a, joint)
     g = _cast(g, a.dtype)
     count, features = a.shape
-    site.statistics.saw(settings.backward_passes, count, count, features, g.shape[1])
+    outputs = g.shape[1]
+    site.statistics.saw(settings.backward_passes, count, count, features, outputs)
     if settings.conditions_outputs:
-        gbar = _output_factor(g, recorded, site)
-        damping, output_damping = settings.dampings(a, gbar)
-        g = _condition_outputs(g, gbar, output_damping, count, site)
-    else:
-        damping = settings.input_damping(a)
-    if count == 0 or features == 0 or (isinstance(damping, float) and damping == math.inf):
-        return g.mT @ a
-    by_rows = count < features
-    conditioner = shared.get(joint, lambda: _inverse(a if by_rows else a.mT, 1 / (count * damping), site))
+        recorded, ctx.gbar = ctx.gbar, []
+        early = settings.overlap is not None and settings.needs_extra_pass
+        g = _apply_to_outputs(g, ctx.output_conditioner if early else _output_conditioner(g, recorded, site))
+    early = settings.overlap is not None
+    conditioner = ctx.conditioner if early else _row_conditioner(a, site, ctx.shared, joint=joint, wide=True)
     if conditioner is None:
-        return g.mT @ a
-    g, a = _cast(g, conditioner.dtype), _cast(a, conditioner.dtype)
-    if not by_rows:
-        return (g.mT @ a) @ conditioner
-    if g.shape[1] <= features:
-        return (conditioner @ g).mT @ a
-    return g.mT @ (conditioner @ a)
+        return torch.mm(g.t(), a)
+    if conditioner.dtype is not a.dtype:
+        return _with_care(g, a, conditioner)
+    if count >= features:
+        return torch.mm(torch.mm(g.t(), a), conditioner)
+    if outputs <= features:
+        return torch.mm(torch.mm(conditioner, g).t(), a)
+    return torch.mm(g.t(), torch.mm(conditioner, a))
+
+
+def _with_care(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], conditioner: Tensor) -> Float[Tensor, "out in"]:
+    """ζ* where the inverse needed float64: conditioned rows can be rounded, since nothing cancels in them afterwards."""
+    count, features = a.shape
+    wide = a.to(conditioner.dtype)
+    if count < features:
+        return torch.mm(g.t(), torch.mm(conditioner, wide).to(a.dtype))
+    if features <= g.shape[1]:
+        return torch.mm(g.t(), torch.mm(wide, conditioner).to(a.dtype))
+    return torch.mm(torch.mm(g.to(wide.dtype).t(), wide), conditioner)
+
+
+def _conditioned_rows(a: Float[Tensor, "rows in"], joint: bool) -> Float[Tensor, "rows wide"]:
+    """The rows in float32 or better, with a column of ones for a joint bias."""
+    # Factorizations have no half-precision kernels, and their inputs deserve better.
+    a = _cast(a, _working_dtype(a.dtype))
+    return torch.cat([a, a.new_ones(a.shape[0], 1)], dim=1) if joint else a
+
+
+def _row_conditioner(
+    a: Float[Tensor, "rows in"], site: Site, shared: Shared, *, joint: bool, wide: bool = False
+) -> Tensor | None:
+    """(I + a aᵀ/(bλ))⁻¹, or on the other side where that is smaller; None for the plain gradient. `wide`: `a` has its ones."""
+    a = a if wide else _conditioned_rows(a, joint)
+    count, features = a.shape
+    damping = site.settings.input_damping(a)
+    if count == 0 or features == 0 or (isinstance(damping, float) and damping == math.inf):
+        return None
+    return shared.get(joint, lambda: _inverse(a if count < features else a.mT, damping, count, site))
 
 
 def _condition_columns(
@@ -273,7 +331,7 @@ def _condition_columns(
         return gradient
     scale = 1 / (count * damping)
     by_rows = count < features
-    conditioner = shared.get(key, lambda: _inverse(r if by_rows else r.mT, scale, site))
+    conditioner = shared.get(key, lambda: _inverse(r if by_rows else r.mT, damping, count, site))
     if conditioner is None:
         return gradient
     gradient, r = _cast(gradient, conditioner.dtype), _cast(r, conditioner.dtype)
@@ -283,23 +341,34 @@ def _condition_columns(
     return gradient @ conditioner
 
 
-def _condition_outputs(g: Tensor, gbar: Tensor, output_damping: float | Tensor, count: int, site: Site) -> Tensor:
-    """G (I + ḡᵀḡ/(bλ_g))⁻¹, on the smaller of the two sides."""
+def _output_conditioner(
+    g: Float[Tensor, "rows out"], recorded: list[Float[Tensor, "rows out"]], site: Site
+) -> tuple[Tensor, Tensor, float | Tensor] | None:
+    """ḡ, its inverse (I + ḡ ḡᵀ/(bλ_g))⁻¹ or the one on the other side, and 1/(bλ_g); None if there is nothing to condition."""
+    gbar, count = _output_factor(g, recorded, site), g.shape[0]
     samples, outputs = gbar.shape
     if 0 in (count, samples, outputs):
+        return None
+    damping = site.settings.current_output_damping(gbar, count)
+    conditioner = _inverse(gbar if samples < outputs else gbar.mT, damping, count, site)
+    return None if conditioner is None else (gbar, conditioner, 1 / (count * damping))
+
+
+def _apply_to_outputs(g: Tensor, factor: tuple[Tensor, Tensor, float | Tensor] | None) -> Tensor:
+    """G (I + ḡᵀḡ/(bλ_g))⁻¹."""
+    if factor is None:
         return g
-    scale = 1 / (count * output_damping)
-    by_samples = samples < outputs
-    conditioner = _inverse(gbar if by_samples else gbar.mT, scale, site)
-    if conditioner is None:
-        return g
+    gbar, conditioner, scale = factor
     wide, gbar = _cast(g, conditioner.dtype), _cast(gbar, conditioner.dtype)
-    wide = wide - (scale * (wide @ gbar.mT) @ conditioner) @ gbar if by_samples else wide @ conditioner
+    if gbar.shape[0] < gbar.shape[1]:
+        wide = wide - (scale * (wide @ gbar.mT) @ conditioner) @ gbar
+    else:
+        wide = wide @ conditioner
     return _cast(wide, g.dtype)
 
 
-def _inverse(x: Tensor, scale: float | Tensor, site: Site) -> Tensor | None:
-    result, fallbacks = kernels.inverse(x, scale)
+def _inverse(x: Tensor, damping: float | Tensor, count: int, site: Site) -> Tensor | None:
+    result, fallbacks = kernels.inverse(x, damping, count)
     site.statistics.fallbacks += fallbacks
     return result
 
@@ -307,6 +376,7 @@ def _inverse(x: Tensor, scale: float | Tensor, site: Site) -> Tensor | None:
 def _output_factor(g: Tensor, recorded: list[Tensor], site: Site) -> Float[Tensor, "samples out"]:
     """ḡ with rows scaled so that ḡᵀḡ / b is the curvature with respect to this layer's outputs, b the layer's rows."""
     settings, count = site.settings, g.shape[0]
+    g = _cast(g, _working_dtype(g.dtype))
     if settings.output_curvature == "empirical":
         scale = math.sqrt(count) if settings.empirical_scale is None else settings.empirical_scale
         return g * (scale * math.sqrt(count))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isaac_newton.equations import check_damping
 
-__all__ = ["Damping", "Relative", "check", "current"]
+__all__ = ["Damping", "Relative", "check", "current", "number", "on_device"]
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,6 @@ class Relative:
         if math.isinf(self.ratio):
             raise ValueError("ratio must be finite, got inf; use damping=math.inf for the plain gradient")
 
-    def of(self, x: Float[Tensor, "*groups k features"], rows: int | None = None) -> Float[Tensor, ""]:
-        """ρ times the mean eigenvalue of xᵀx / rows, in float32 or better; `rows` is k unless given."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        per_row = 1.0 if rows is None else x.shape[-2] / rows
-        # All-zero rows have no curvature to damp: any positive λ gives the plain gradient, so keep it off zero.
-        return (self.ratio * per_row * x.square().mean()).clamp_min(torch.finfo(x.dtype).tiny)
-
 
 Damping: TypeAlias = float | Relative | Callable[[int], "float | Relative"]
 
@@ -51,8 +44,8 @@ def check(value: Damping, name: str = "damping") -> Damping:
     return float(value)
 
 
-def current(value: Damping, step: int, x: Float[Tensor, "*groups k features"], rows: int | None = None) -> float | Tensor:
-    """The number that `value` stands for at this step, as damping of xᵀx / rows; `rows` is k unless given."""
+def number(value: Damping, step: int) -> tuple[float, bool]:
+    """λ or ρ at this step, and whether it is ρ."""
     if callable(value):
         scheduled = value(step)
         if callable(scheduled):
@@ -62,6 +55,29 @@ def current(value: Damping, step: int, x: Float[Tensor, "*groups k features"], r
         except (TypeError, ValueError) as error:
             raise type(error)(f"the damping schedule returned {scheduled!r} at step {step}: {error}") from None
     if isinstance(value, Relative):
-        return math.inf if x.numel() == 0 else value.of(x, rows)
+        return value.ratio, True
     assert not callable(value)
-    return value
+    return value, False
+
+
+def current(value: Damping, step: int, x: Float[Tensor, "*groups k features"], rows: int | None = None) -> float | Tensor:
+    """The number that `value` stands for at this step, as damping of xᵀx / rows; `rows` is k unless given."""
+    strength, relative = number(value, step)
+    if not relative:
+        return strength
+    return math.inf if x.numel() == 0 else _mean_eigenvalue(x, rows, strength)
+
+
+def on_device(
+    value: Damping, step: int, strength: Tensor, x: Float[Tensor, "*groups k features"], rows: int | None = None
+) -> Tensor:
+    """The same where the strength (λ or ρ) is a number in the device's memory, which may change there."""
+    return _mean_eigenvalue(x, rows, strength) if number(value, step)[1] else strength
+
+
+def _mean_eigenvalue(x: Float[Tensor, "*groups k features"], rows: int | None, ratio: float | Tensor) -> Float[Tensor, ""]:
+    """ρ times the mean eigenvalue of xᵀx / rows, in float32 or better."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    per_row = 1.0 if rows is None else x.shape[-2] / rows
+    # All-zero rows have no curvature to damp: any positive λ gives the plain gradient, so keep it off zero.
+    return (ratio * (per_row * x.square().mean())).clamp_min(torch.finfo(x.dtype).tiny)

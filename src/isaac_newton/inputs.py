@@ -23,7 +23,8 @@ class Shared:
 
     def get(self, key: Hashable, compute: Callable[[], _T]) -> _T:
         """`compute()`, or what it returned when another layer asked in this backward pass."""
-        if self.users < 2:
+        if self.users < 2 or torch._C._current_graph_task_id() == -1:
+            # One layer shares with nobody; outside of a backward pass, as in a capture, nothing says when a value is outdated.
             return compute()
         if not self._values:
             # Runs when this pass is over: the damping may be another one in the next.

@@ -37,8 +37,8 @@ class Likelihood(Protocol):
         """Whether the loss averages its terms or sums them."""
         ...
 
-    def terms(self, output: Tensor) -> int:
-        """How many terms the loss has for this output."""
+    def terms(self, output: Tensor) -> int | Tensor:
+        """How many terms the loss has for this output; a tensor if that is known on the device only."""
         ...
 
     def sample(self, output: Tensor) -> Tensor:
@@ -65,20 +65,19 @@ class CrossEntropy:
         """Leave out the terms that the loss left out: they are those without a gradient."""
         return replace(self, counted=(gradient != 0).any(_class_dim(gradient), keepdim=True))
 
-    def terms(self, output: Tensor) -> int:
+    def terms(self, output: Tensor) -> int | Tensor:
         """Targets that count."""
         if self.counted is not None:
-            return max(1, int(self.counted.sum()))
+            return self.counted.sum()
         return output.numel() // output.shape[_class_dim(output)]
 
     def sample(self, output: Tensor) -> Tensor:
         """P − onehot(ŷ)."""
         dim = _class_dim(output)
         p = _softmax(output)
-        labels = torch.multinomial(p.movedim(dim, -1).reshape(-1, p.shape[dim]), 1)
-        onehot = torch.zeros_like(p).movedim(dim, -1)
-        onehot.scatter_(-1, labels.reshape(*onehot.shape[:-1], 1), 1.0)
-        return self._only_counted(p - onehot.movedim(-1, dim), output)
+        # The first of exponential clocks with rates p rings with probability p. `multinomial` would wait for the device.
+        labels = (p / torch.empty_like(p).exponential_()).argmax(dim, keepdim=True)
+        return self._only_counted(p.scatter_add(dim, labels, torch.full_like(p, -1.0).narrow(dim, 0, 1)), output)
 
     def root(self, output: Tensor) -> Iterator[Tensor]:
         """√p_k (e_k − p), for each class k and each position."""

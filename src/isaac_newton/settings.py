@@ -1,13 +1,15 @@
 """What one attachment has been told: shared by all of its layers, changeable while training."""
 
 import math
+import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from isaac_newton.damping import Damping, check, current
+from isaac_newton.damping import Damping, check, current, on_device
 from isaac_newton.inputs import Inputs
 from isaac_newton.rows import Sharing
 
@@ -18,14 +20,15 @@ OutputCurvature: TypeAlias = Literal["sampled", "exact", "empirical"]
 OutputDamping: TypeAlias = Damping | Literal["kfac"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Settings:
     """The options of `attach`, validated, and where training stands.
 
     `backward_passes` is what a damping schedule is called with. `mask` says which positions count. `collecting` is true during
     the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient. `empirical_scale` times the
     square root of its rows turns a layer's g into ḡ for the empirical Fisher; None: the loss is the mean over as many terms as
-    the layer has rows.
+    the layer has rows. While a step is captured into a CUDA graph, `overlap` counts how often each weight was used, and the
+    dampings are the numbers in `device_damping` and `device_output_damping`, which outlive the capture.
     """
 
     damping: Damping = 1.0
@@ -38,11 +41,15 @@ class Settings:
     mask: Tensor | None = None
     backward_passes: int = 0
     collecting: bool = False
-    empirical_scale: float | None = None
+    empirical_scale: float | Tensor | None = None
+    overlap: Counter[int] | None = None
+    device_damping: Tensor | None = None
+    device_output_damping: Tensor | None = None
     inputs: Inputs = field(default_factory=Inputs, repr=False)
     _graph_task: int = field(default=-1, repr=False)
 
     def __post_init__(self) -> None:
+        LIVE.add(self)
         self.damping = check(self.damping)
         if self.output_damping != "kfac":
             self.output_damping = check(self.output_damping, "output_damping")
@@ -92,15 +99,21 @@ class Settings:
 
     def input_damping(self, a: Tensor) -> float | Tensor:
         """λ_a for rows `a` (…, rows, features) in the current backward pass."""
+        if self.device_damping is not None:
+            return on_device(self.damping, self.step, self.device_damping, a)
         return current(self.damping, self.step, a)
 
-    def dampings(self, a: Tensor, gbar: Tensor) -> tuple[float | Tensor, float | Tensor]:
-        """λ_a and λ_g for a layer in the current backward pass."""
-        damping = self.input_damping(a)
-        if self.output_damping == "kfac":
-            return damping, damping
-        # gbar may have several rows for each row of a, and is damped as gbarᵀ gbar / rows of a
-        return damping, current(self.output_damping, self.step, gbar, a.shape[-2])
+    def current_output_damping(self, gbar: Tensor, rows: int) -> float | Tensor:
+        """λ_g for ḡ (samples, outputs) of a layer with so many rows, in the current backward pass."""
+        damping = self.damping if self.output_damping == "kfac" else self.output_damping
+        on_gpu = self.device_damping if self.output_damping == "kfac" else self.device_output_damping
+        if on_gpu is not None:
+            return on_device(damping, self.step, on_gpu, gbar, rows)
+        return current(damping, self.step, gbar, rows)
+
+
+#: All that exist: `capture` finds those that a training step uses by the backward passes they count.
+LIVE: "weakref.WeakSet[Settings]" = weakref.WeakSet()
 
 
 def check_choice(name: str, value: object, choices: object) -> None:

@@ -1,0 +1,101 @@
+"""Peak memory of a training step: everything that torch's allocator holds at the worst moment of it.
+
+Counted are parameters, gradients, the batch, activations, and whatever the method keeps or needs in between, during one full
+step after warm-up. On the CPU torch's profiler writes down every allocation from before the model exists, in a process of its
+own, so the figure is exact; memory that a BLAS library takes for itself does not pass through the allocator. On CUDA it is
+the allocator's peak, less the workspaces of cuBLAS, which are given beside it.
+"""
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from isaac_lab.bench.modes import Mode
+from isaac_lab.bench.problems import TABLE2, Problem
+from isaac_lab.bench.steps import METHODS, Method
+
+__all__ = ["cpu_peak", "cuda_peak", "peak_of_trace", "profiled_peak"]
+
+WARM_UP = 3
+MARK = "measured step"
+
+
+def cpu_peak(model: str, method: str, *, damping: float, threads: int) -> dict[str, int]:
+    """Peak bytes of a method on a model of Table 2, measured in a new process."""
+    command = [sys.executable, "-m", "isaac_lab.bench.memory", model, method, str(damping), str(threads)]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    if finished.returncode:
+        raise RuntimeError(f"measuring the memory of {method} on {model} failed:\n{finished.stderr[-2000:]}")
+    result: dict[str, int] = json.loads(finished.stdout.splitlines()[-1])
+    return result
+
+
+def profiled_peak(problem: Problem, method: Method, *, damping: float, threads: int = 1) -> dict[str, int]:
+    """The same in this process; everything that the method allocates must be allocated here."""
+    with Mode("cpu", threads).active(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        model, x, y = problem.make("cpu")
+        step = method(model, problem.loss_fn, damping)
+        for _ in range(WARM_UP):
+            step(x, y)
+        with record_function(MARK):
+            step(x, y)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return {"peak_bytes": peak_of_trace(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])}
+
+
+def peak_of_trace(events: list[dict[str, Any]]) -> int:
+    """Most bytes alive at once during the marked step, from the allocations and releases in a profiler's trace."""
+    (mark,) = (event for event in events if event.get("name") == MARK and event.get("ph") == "X")
+    alive = peak = 0
+    for event in sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: float(event["ts"])):
+        if event["ts"] > mark["ts"] + mark["dur"]:
+            break
+        if event["ts"] >= mark["ts"]:
+            peak = max(peak, alive)
+        alive += event["args"]["Bytes"]
+    return max(peak, alive)
+
+
+def cuda_peak(problem: Problem, method: Method, *, damping: float) -> dict[str, int]:
+    """Peak bytes of an eager step on the GPU."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    model, x, y = problem.make("cuda")
+    step = method(model, problem.loss_fn, damping)
+    for _ in range(WARM_UP):
+        step(x, y)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step(x, y)
+    torch.cuda.synchronize()
+    peak, alive = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+    # cuBLAS keeps a workspace per stream, larger than the small models: what it takes depends on the GPU, not on the method.
+    torch._C._cuda_clearCublasWorkspaces()
+    workspace = alive - torch.cuda.memory_allocated()
+    return {"peak_bytes": peak - workspace - before, "workspace_bytes": workspace}
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=TABLE2)
+    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("damping", type=float)
+    parser.add_argument("threads", type=int)
+    chosen = parser.parse_args()
+    peak = profiled_peak(TABLE2[chosen.model], METHODS[chosen.method], damping=chosen.damping, threads=chosen.threads)
+    print(json.dumps(peak))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,202 @@
+"""The benchmarks: Table 2, scaling, shapes. Each yields one record per mode."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from isaac_lab.bench import counting, memory, timing
+from isaac_lab.bench.modes import Mode, modes
+from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, resnet
+from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
+from isaac_lab.records import origin
+
+__all__ = ["BENCHMARKS", "Plan", "case_count", "choose", "file_stem", "scaling", "shapes", "table2"]
+
+Record = dict[str, Any]
+
+#: Seconds. A method that takes longer for one step is left out of a table; K-FAC on the largest model is the case.
+SLOWEST_STEP = 20.0
+BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
+WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+WIDTH = 512
+SCALING_METHODS = (BASELINE, "zeta_star")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the options of the command line say.
+
+    Args:
+        device: "cpu" or "cuda".
+        threads: Threads that torch computes with.
+        rounds: How often the methods take turns.
+        models: Of Table 2.
+        methods: Of Table 2; the plain gradient always comes first.
+        damping: λ.
+        memory: Whether Table 2 measures peak memory too.
+        budget: Seconds that one point of the scaling curves may take; larger ones are left out.
+        tick: Called with the name of what is being measured and by how much of a case the work has advanced.
+    """
+
+    device: str = "cpu"
+    threads: int = 1
+    rounds: int = 20
+    models: tuple[str, ...] = tuple(TABLE2)
+    methods: tuple[str, ...] = tuple(METHODS)
+    damping: float = 1.0
+    memory: bool = True
+    budget: float = 60.0
+    tick: Callable[[str, float], object] = lambda what, advance: None
+
+
+def choose(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """The names in a comma-separated list, in the order of `known`; all of them for an empty list."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"unknown {what} {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+    return tuple(name for name in known if name in names) if names else tuple(known)
+
+
+def table2(plan: Plan) -> Iterator[Record]:
+    """Time and peak memory of a step for the models and methods of the paper's Table 2."""
+    methods = {name: METHODS[name] for name in (BASELINE, *plan.methods)}
+    options = f" --models {','.join(plan.models)} --methods {','.join(methods)}" + ("" if plan.memory else " --no-memory")
+    for mode in modes(plan.device, plan.threads):
+        cases = []
+        for name in plan.models:
+            case = _time(TABLE2[name], methods, mode, plan, limit=SLOWEST_STEP)
+            # A captured step lives in a memory pool of its own, whose peak the allocator does not tell.
+            if plan.memory and not mode.captured:
+                _add_memory(case, mode, plan)
+            cases.append(case)
+        yield _record("table2", mode, plan, cases, options)
+
+
+def scaling(plan: Plan) -> Iterator[Record]:
+    """ζ* over the plain gradient by batch size and by width, beside the ratio of the multiply-adds."""
+    methods = {name: METHODS[name] for name in SCALING_METHODS}
+    for mode in modes(plan.device, plan.threads):
+        cases: list[Record] = []
+        left_out: list[str] = []
+        for curve in ("batch", "width"):
+            previous: tuple[float, float] | None = None
+            for problem in _curve(curve):
+                work = counting.gradient(problem.sizes, problem.batch) + counting.conditioner(problem.sizes, problem.batch)
+                if previous is not None and _expected(work, previous, plan.rounds) > plan.budget:
+                    left_out.append(problem.title)
+                    plan.tick(problem.title, 1)
+                    continue
+                case = _time(problem, methods, mode, plan)
+                case |= {"curve": curve, "width": problem.sizes[0], "theory": counting.ratio(problem.sizes, problem.batch)}
+                cases.append(case)
+                seconds = [method["seconds_per_step"]["median"] for method in case["methods"] if "seconds" in method]
+                previous = (work, sum(seconds))
+        record = _record("scaling", mode, plan, cases, f" --budget {plan.budget:g}")
+        yield record | {"left_out": left_out}
+
+
+def shapes(plan: Plan) -> Iterator[Record]:
+    """Networks with attention and convolutions."""
+    for mode in modes(plan.device, plan.threads):
+        problems = (encoder(), resnet(batch=32 if plan.device == "cpu" else 100))
+        cases = [_time(problem, SHAPE_METHODS[problem.name], mode, plan) for problem in problems]
+        yield _record("shapes", mode, plan, cases, "")
+
+
+BENCHMARKS: Mapping[str, Callable[[Plan], Iterator[Record]]] = {"table2": table2, "scaling": scaling, "shapes": shapes}
+
+
+def case_count(kind: str, plan: Plan) -> int:
+    """How many cases a benchmark has, over all modes; what `Plan.tick` adds up to."""
+    cases = {"table2": len(plan.models), "scaling": len(BATCHES) + len(WIDTHS), "shapes": len(SHAPE_METHODS)}
+    return cases[kind] * len(modes(plan.device, plan.threads))
+
+
+def file_stem(record: Record) -> str:
+    """The name of a record's file: what, how, and what it is restricted to."""
+    parts = [record["kind"], record["mode"]]
+    if record["settings"]["damping"] != Plan.damping:
+        parts.append(f"damping{record['settings']['damping']:g}")
+    if record["kind"] == "table2":
+        names = [case["name"] for case in record["cases"]]
+        methods = [method["name"] for method in record["cases"][0]["methods"]]
+        parts += names if names != list(TABLE2) else []
+        parts += methods if methods != list(METHODS) else []
+    return "-".join(parts)
+
+
+def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Plan, limit: float = float("inf")) -> Record:
+    """Every method on one problem: raw times of each round, and their summary."""
+    plan.tick(problem.title, 0)
+
+    def tick() -> None:
+        plan.tick(problem.title, 1 / plan.rounds)
+
+    with mode.active():
+        steps, skipped = mode.prepare(problem, methods, plan.damping)
+        if BASELINE not in steps:
+            raise RuntimeError(f"the plain step of {problem.title} {skipped[BASELINE]}")
+        timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait, tick=tick)
+    skipped |= {name: f"left out: one step takes {seconds:.0f} s" for name, seconds in timings.too_slow.items()}
+    ratios = timing.ratios(timings.seconds, BASELINE)
+    results: list[Record] = []
+    for name in methods:
+        if name in skipped:
+            results.append({"name": name, "skipped": skipped[name]})
+            continue
+        results.append(
+            {
+                "name": name,
+                "seconds_per_step": asdict(timing.spread(timings.seconds[name])),
+                "ratio": asdict(timing.spread(ratios[name])),
+                "steps_per_turn": timings.steps_per_turn[name],
+                "seconds": timings.seconds[name],
+            }
+        )
+    return {"name": problem.name, "title": problem.title, "batch": problem.batch, "methods": results}
+
+
+def _add_memory(case: Record, mode: Mode, plan: Plan) -> None:
+    for method in case["methods"]:
+        if "skipped" in method:
+            continue
+        plan.tick(f"{case['title']}: memory", 0)
+        if mode.device == "cuda":
+            peak = memory.cuda_peak(TABLE2[case["name"]], METHODS[method["name"]], damping=plan.damping)
+        else:
+            peak = memory.cpu_peak(case["name"], method["name"], damping=plan.damping, threads=plan.threads)
+        method |= peak
+
+
+def _curve(curve: str) -> list[Problem]:
+    """The points of a curve, smallest first: three linear layers of one width."""
+    points = [(batch, WIDTH) for batch in BATCHES] if curve == "batch" else [(BATCH, width) for width in WIDTHS]
+    return [
+        chain((width,) * 4, batch, name=f"batch{batch}-width{width}", title=f"batch {batch}, width {width}")
+        for batch, width in points
+    ]
+
+
+def _expected(work: float, previous: tuple[float, float], rounds: int) -> float:
+    """Seconds that a point will take, from the one before it and the multiply-adds of both."""
+    done, seconds = previous
+    step = seconds * max(1.0, work / done)
+    return timing.WARM_UP * step + rounds * max(step, timing.TURN * len(SCALING_METHODS))
+
+
+def _record(kind: str, mode: Mode, plan: Plan, cases: list[Record], options: str) -> Record:
+    device = f" --device {plan.device} --threads {plan.threads}"
+    return {
+        "kind": kind,
+        "mode": mode.name,
+        "command": f"isaac-newton bench {kind}{device} --rounds {plan.rounds} --damping {plan.damping:g}{options}",
+        "settings": {
+            "damping": plan.damping,
+            "rounds": plan.rounds,
+            "turn_seconds": timing.TURN,
+            "optimizer": f"SGD, learning rate {LEARNING_RATE}",
+        },
+        **origin(threads=plan.threads, packages=("torch", "backpack-for-pytorch"), device=plan.device),
+        "cases": cases,
+    }

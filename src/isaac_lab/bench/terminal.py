@@ -1,0 +1,60 @@
+"""Benchmarks on a terminal: a bar while they run, then files and a table."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from isaac_lab.bench import figure
+from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, file_stem
+from isaac_lab.records import write
+from isaac_lab.report import benchmarks
+
+__all__ = ["run"]
+
+
+def run(kinds: Sequence[str], plan: Plan, out: Path, console: Console) -> None:
+    """Run these benchmarks and write each record as soon as it is there; prints nothing but results unless on a terminal."""
+    live = console.is_terminal and not console.is_dumb_terminal
+    columns = (TextColumn("{task.description:<32}"), BarColumn(bar_width=12), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not live) as progress:
+        task = progress.add_task("", total=sum(case_count(kind, plan) for kind in kinds))
+        plan = replace(plan, tick=lambda what, advance: progress.update(task, description=what, advance=advance))
+        for kind in kinds:
+            for record in BENCHMARKS[kind](plan):
+                _show(record, out, console)
+
+
+def _show(record: dict[str, Any], out: Path, console: Console) -> None:
+    path = out / f"{file_stem(record)}.json"
+    write(path, record)
+    path.with_suffix(".md").write_text(benchmarks.markdown(path.name, record), encoding="utf-8")
+    if record["kind"] == "scaling":
+        figure.draw(record, path)
+    headings, rows = benchmarks.rows(record, compact=True)
+    if record["kind"] == "scaling":
+        console.print(_table(f"scaling, {record['mode']}", headings, rows))
+    else:
+        for title, own in itertools.groupby(rows, key=lambda row: row[0]):
+            console.print(_table(f"{title}, {record['mode']}", headings[1:], [row[1:] for row in own]))
+    console.print(benchmarks.CAPTION)
+    if record.get("left_out"):
+        console.print(f"Left out (--budget): {'; '.join(record['left_out'])}.")
+    console.print(f"Record: {path}\n", markup=False, soft_wrap=True)
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    # The terminal has 80 columns: what the paper's memory was is in the Markdown file.
+    shown = [number for number, heading in enumerate(headings) if heading != "Paper MB"]
+    for number in shown:
+        table.add_column(headings[number], justify="left" if headings[number] in benchmarks.LEFT else "right")
+    for row in rows:
+        table.add_row(*(row[number] for number in shown))
+    return table

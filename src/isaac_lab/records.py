@@ -1,0 +1,97 @@
+"""Where a run's numbers come from (hardware, versions, time, commit), and how they are written and read."""
+
+import importlib.util
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import isaac_newton
+
+__all__ = ["installed", "origin", "read", "write"]
+
+
+def origin(*, threads: int, packages: Iterable[str] = ("torch",), device: str = "cpu") -> dict[str, Any]:
+    """What ran, on what, when; nothing that names the machine or its user.
+
+    Args:
+        threads: How many threads torch computes with.
+        packages: Distributions whose versions matter; one that is not installed is recorded as None.
+        device: "cpu" or "cuda"; with "cuda" the GPU and the CUDA version are recorded too.
+    """
+    versions: dict[str, str | None] = {"python": platform.python_version(), "isaac-newton": isaac_newton.__version__}
+    versions |= {package: _version(package) for package in packages}
+    machine: dict[str, Any] = {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+    }
+    if device == "cuda":
+        import torch
+
+        machine["gpu"] = torch.cuda.get_device_name()
+        versions["cuda"] = torch.version.cuda
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"time": now, "commit": _commit(), "versions": versions, "machine": machine}
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Write a record as JSON."""
+    path.write_text(json.dumps(_null_for_nan(record), indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read(directory: Path) -> dict[str, dict[str, Any]]:
+    """All records of a directory by file name, oldest first."""
+    found = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("*.json"))}
+    return dict(sorted(found.items(), key=lambda item: str(item[1].get("time", ""))))
+
+
+def installed(module: str) -> bool:
+    """Whether an optional module can be imported."""
+    return importlib.util.find_spec(module) is not None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str | None:
+    """The name of the processor's model, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _commit() -> str | None:
+    """The commit of the checkout, with "+" where files differ from it; None outside of one."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", "..") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _null_for_nan(value: Any) -> Any:
+    """JSON has no word for NaN and infinity, which a diverged run ends with."""
+    if isinstance(value, dict):
+        return {key: _null_for_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_null_for_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

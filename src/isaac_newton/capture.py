@@ -1,0 +1,229 @@
+"""A whole training step as one CUDA graph: forward, loss, backward and optimizer replayed with a single launch."""
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from isaac_newton.damping import number
+from isaac_newton.settings import LIVE, Settings
+
+__all__ = ["CapturedStep", "capture"]
+
+
+def capture(train_step: Callable[..., Tensor], *inputs: Tensor, warmup: int = 3) -> "CapturedStep":
+    """Turn a training step into one that replays a CUDA graph.
+
+    Each call of the result is one training step. The first `warmup` calls run as they are, so that the optimizer has its
+    state and libraries their workspaces; the next one captures, and from then on a step is a single launch. In the graph
+    the conditioners and the weight gradients of linear layers run beside the chain of input gradients.
+
+    Learning rates (`optimizer.param_groups[i]["lr"]`, by hand or by a scheduler) and dampings may change between calls.
+    Everything else that Python decides, such as dropout rates, which layers run, or the size of a batch, is what it was at
+    the capture.
+
+    Args:
+        train_step: Called with tensors like `inputs`; clears the gradients, computes the loss, runs backward and the
+            optimizer's step, and returns the loss (any tensor, or a tuple of tensors). It must not look at values
+            (`.item()`, `print(loss)`).
+        *inputs: An example batch on the GPU: its shapes and dtypes are those of every batch to come.
+        warmup: Steps before the capture, at least 1.
+    """
+    if not callable(train_step):
+        raise TypeError(f"train_step must be a function that runs one training step, got {train_step!r}")
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 1:
+        raise ValueError(f"warmup must be a whole number >= 1, got {warmup!r}: a first step allocates what a graph cannot")
+    for position, tensor in enumerate(inputs):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"input {position} must be a tensor, got {type(tensor).__name__}")
+        if tensor.device.type != "cuda":
+            raise ValueError(f"input {position} is on {tensor.device}: only steps on a CUDA device can be captured")
+    if not torch.cuda.is_available():
+        raise RuntimeError("capture needs a CUDA device, and there is none; call train_step itself")
+    return CapturedStep(train_step, inputs, warmup)
+
+
+class CapturedStep:
+    """What `capture` returns; call it with a batch."""
+
+    def __init__(self, train_step: Callable[..., Tensor], inputs: tuple[Tensor, ...], warmup: int) -> None:
+        self._train_step = train_step
+        self._static = tuple(tensor.detach().clone() for tensor in inputs)
+        self._warmup = warmup
+        self._calls = 0
+        self._stream = torch.cuda.Stream()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: Any = None
+        self._rates = _LearningRates()
+        self._dampings: list[_DeviceDampings] = []
+        self._passes = {settings: settings.backward_passes for settings in LIVE}
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Run one training step on this batch; returns the loss, which the next call overwrites."""
+        self._copy(inputs)
+        self._calls += 1
+        if self._graph is None and self._calls <= self._warmup:
+            return self._run_as_it_is()
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None
+        self._rates.refresh()
+        for dampings in self._dampings:
+            dampings.refresh()
+        self._graph.replay()
+        return self._result
+
+    def _copy(self, inputs: tuple[Tensor, ...]) -> None:
+        if len(inputs) != len(self._static):
+            raise ValueError(f"the step was captured with {len(self._static)} inputs, got {len(inputs)}")
+        for position, (static, given) in enumerate(zip(self._static, inputs, strict=True)):
+            if given.shape != static.shape or given.dtype != static.dtype:
+                raise ValueError(
+                    f"input {position} must be {static.dtype} of shape {tuple(static.shape)} as at the capture, got "
+                    f"{given.dtype} of shape {tuple(given.shape)}; drop the last incomplete batch, or call train_step itself "
+                    "for it"
+                )
+            static.copy_(given, non_blocking=True)
+
+    def _run_as_it_is(self) -> Any:
+        # On the stream of the later capture, so that what is allocated now is found there then.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), self._rates.watching():
+            result = self._train_step(*self._static)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return result
+
+    def _capture(self) -> None:
+        used = [settings for settings in LIVE if settings.backward_passes > self._passes.get(settings, 0)]
+        device = self._static[0].device if self._static else torch.device("cuda")
+        self._dampings = [_DeviceDampings(settings, device) for settings in used]
+        passes = [settings.backward_passes for settings in used]
+        graph = torch.cuda.CUDAGraph()
+        with contextlib.ExitStack() as stack:
+            for dampings in self._dampings:
+                stack.enter_context(dampings.on_device())
+            stack.enter_context(self._rates.watching())
+            torch.cuda.synchronize()
+            try:
+                with torch.cuda.graph(graph, stream=self._stream):
+                    self._result = self._train_step(*self._static)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    "the training step cannot be captured into a CUDA graph. It must not look at values on the device (.item(), "
+                    ".cpu(), print(loss), an `if` on a tensor) nor allocate pinned memory; optimizers must be capturable. What "
+                    f"CUDA said: {error}"
+                ) from error
+        for settings, count in zip(used, passes, strict=True):
+            # The capture computed nothing; the replay that follows counts.
+            settings.backward_passes = count
+        self._graph = graph
+
+
+class _DeviceDampings:
+    """The dampings of one attachment as numbers in the device's memory: a graph reads them, we write between replays."""
+
+    def __init__(self, settings: Settings, device: torch.device) -> None:
+        self._settings = weakref.ref(settings)
+        self._input = _DeviceNumber(device)
+        self._output = _DeviceNumber(device)
+        self._kinds: tuple[bool, bool] | None = None
+        self._write(settings)
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[None]:
+        """While a step is captured: the layers read the numbers and overlap their work."""
+        settings = self._settings()
+        assert settings is not None
+        settings.device_damping, settings.overlap = self._input.value, Counter()
+        if settings.conditions_outputs and settings.output_damping != "kfac":
+            settings.device_output_damping = self._output.value
+        try:
+            yield
+        finally:
+            settings.device_damping = settings.device_output_damping = settings.overlap = None
+
+    def refresh(self) -> None:
+        """Before a replay: write what changed, and count the backward pass."""
+        settings = self._settings()
+        if settings is None:
+            return
+        settings.backward_passes += 1
+        self._write(settings)
+
+    def _write(self, settings: Settings) -> None:
+        strength, relative = number(settings.damping, settings.step)
+        output, output_relative = 1.0, False
+        if settings.conditions_outputs and settings.output_damping != "kfac":
+            output, output_relative = number(settings.output_damping, settings.step)
+        if self._kinds not in (None, (relative, output_relative)):
+            raise RuntimeError("a damping changed between a number and isaac.Relative after the capture; capture the step anew")
+        self._kinds = (relative, output_relative)
+        self._input.set(strength)
+        self._output.set(output)
+
+
+class _DeviceNumber:
+    def __init__(self, device: torch.device) -> None:
+        self.value = torch.zeros((), dtype=torch.float32, device=device)
+        self._last: float | None = None
+
+    def set(self, number: float) -> None:
+        if number != self._last:
+            self.value.fill_(number)
+            self._last = number
+
+
+class _LearningRates:
+    """The learning rates of the optimizers that step, moved to the device, where a graph reads them."""
+
+    def __init__(self) -> None:
+        self._groups: list[tuple[dict[str, Any], Tensor]] = []
+        self._known: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Make every optimizer that steps in the block ready to be captured."""
+        hook = register_optimizer_step_pre_hook(self._prepare)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def refresh(self) -> None:
+        """Write the rates that were set since the last step."""
+        for group, rate in self._groups:
+            if group["lr"] is not rate:
+                rate.fill_(float(group["lr"]))
+                group["lr"] = rate
+
+    def _prepare(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            for group in optimizer.param_groups:
+                self._move(optimizer, group)
+        self.refresh()
+
+    def _move(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        device = group["params"][0].device
+        if device.type != "cuda" or "lr" not in group:
+            return
+        if "capturable" in group:
+            group["capturable"] = True
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                if isinstance(state.get("step"), Tensor):
+                    state["step"] = state["step"].to(device)
+        elif "fused" in group and not group.get("differentiable"):
+            # SGD has no capturable form, but its fused kernel reads the learning rate on the device.
+            group["fused"], group["foreach"] = True, False
+        else:
+            return
+        rate = group["lr"] if isinstance(group["lr"], Tensor) else torch.tensor(float(group["lr"]), device=device)
+        rate = rate.to(device)
+        group["lr"] = rate
+        self._groups.append((group, rate))
