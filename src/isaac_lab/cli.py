@@ -216,6 +216,14 @@ def shapes(
     _bench(["shapes"], device, out, threads=threads, rounds=rounds, damping=damping)
 
 
+@bench.command()
+def grid(
+    device: DeviceOption = Device.CPU, threads: Threads = 1, rounds: Rounds = 20, damping: Damping = 1.0, out: Out = BENCH
+) -> None:
+    """All networks of one panel of the paper's Figure 1, trained at once; on the CPU four of them."""
+    _bench(["grid"], device, out, threads=threads, rounds=rounds, damping=damping)
+
+
 @bench.command(name="all")
 def all_benchmarks(
     device: DeviceOption = Device.CPU,
@@ -228,9 +236,9 @@ def all_benchmarks(
     budget: Budget = 60.0,
     out: Out = BENCH,
 ) -> None:
-    """Everything: table2, scaling and shapes."""
+    """Everything: table2, scaling, shapes and grid."""
     settings = {"threads": threads, "rounds": rounds, "damping": damping, "memory": memory, "budget": budget}
-    _bench(["table2", "scaling", "shapes"], device, out, models=models, methods=methods, **settings)
+    _bench(["table2", "scaling", "shapes", "grid"], device, out, models=models, methods=methods, **settings)
 
 
 @bench.command()

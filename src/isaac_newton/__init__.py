@@ -2,18 +2,21 @@
 
 from isaac_newton import equations
 from isaac_newton.attach import Handle, attach, detach
-from isaac_newton.autograd import condition
+from isaac_newton.autograd import Site, condition
 from isaac_newton.capture import capture
 from isaac_newton.damping import Relative
+from isaac_newton.ensemble import Ensemble
 from isaac_newton.layers import register
 from isaac_newton.layers.linear import Linear
 from isaac_newton.likelihood import Likelihood
 
 __all__ = [
+    "Ensemble",
     "Handle",
     "Likelihood",
     "Linear",
     "Relative",
+    "Site",
     "attach",
     "capture",
     "condition",

@@ -107,7 +107,7 @@ def condition_output(output: Tensor, weight: Tensor, site: Site, transform: Call
 def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], site: Site) -> Float[Tensor, "rows out"]:
     """(I + r rᵀ/(bλ))⁻¹ g, on the smaller of the two sides."""
     count, features = r.shape
-    site.statistics.saw(site.settings.backward_passes, count, count, features, g.shape[1])
+    _saw(site, count, count, features, g.shape[1])
     damping = site.settings.input_damping(r)
     if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
         return g
@@ -127,6 +127,11 @@ def _apply(function: type[torch.autograd.Function], *args: object) -> Any:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def _saw(site: Site, *sizes: int, groups: int = 1, own_rows: bool = True) -> None:
+    if not torch.compiler.is_compiling():
+        site.statistics.saw(site.settings.backward_passes, *sizes, groups=groups, own_rows=own_rows)
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -191,7 +196,7 @@ class _Condition(torch.autograd.Function):
                 gradient = torch.cat([gradient, column[..., None].to(gradient.dtype)], dim=-1)
                 r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
             sizes = (total, r.shape[-2], r.shape[-1], gradient.shape[-2])
-            site.statistics.saw(settings.backward_passes, *sizes, groups=r.shape[0], own_rows=False)
+            _saw(site, *sizes, groups=r.shape[0], own_rows=False)
             conditioned = _condition_columns(gradient, r, site, ctx.shared, (layout.arrange, id(layout.mask), ctx.joint))
         if not ctx.joint:
             return layout.unmatrix(conditioned, grad_weight), None, None, None, None, None
@@ -273,33 +278,14 @@ def _weight_gradient(
     g = _cast(g, a.dtype)
     count, features = a.shape
     outputs = g.shape[1]
-    site.statistics.saw(settings.backward_passes, count, count, features, outputs)
+    _saw(site, count, count, features, outputs)
     if settings.conditions_outputs:
         recorded, ctx.gbar = ctx.gbar, []
         early = settings.overlap is not None and settings.needs_extra_pass
         g = _apply_to_outputs(g, ctx.output_conditioner if early else _output_conditioner(g, recorded, site))
     early = settings.overlap is not None
     conditioner = ctx.conditioner if early else _row_conditioner(a, site, ctx.shared, joint=joint, wide=True)
-    if conditioner is None:
-        return torch.mm(g.t(), a)
-    if conditioner.dtype is not a.dtype:
-        return _with_care(g, a, conditioner)
-    if count >= features:
-        return torch.mm(torch.mm(g.t(), a), conditioner)
-    if outputs <= features:
-        return torch.mm(torch.mm(conditioner, g).t(), a)
-    return torch.mm(g.t(), torch.mm(conditioner, a))
-
-
-def _with_care(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], conditioner: Tensor) -> Float[Tensor, "out in"]:
-    """ζ* where the inverse needed float64: conditioned rows can be rounded, since nothing cancels in them afterwards."""
-    count, features = a.shape
-    wide = a.to(conditioner.dtype)
-    if count < features:
-        return torch.mm(g.t(), torch.mm(conditioner, wide).to(a.dtype))
-    if features <= g.shape[1]:
-        return torch.mm(g.t(), torch.mm(wide, conditioner).to(a.dtype))
-    return torch.mm(torch.mm(g.to(wide.dtype).t(), wide), conditioner)
+    return kernels.product(g, conditioner, a)
 
 
 def _conditioned_rows(a: Float[Tensor, "rows in"], joint: bool) -> Float[Tensor, "rows wide"]:
@@ -369,7 +355,8 @@ def _apply_to_outputs(g: Tensor, factor: tuple[Tensor, Tensor, float | Tensor] |
 
 def _inverse(x: Tensor, damping: float | Tensor, count: int, site: Site) -> Tensor | None:
     result, fallbacks = kernels.inverse(x, damping, count)
-    site.statistics.fallbacks += fallbacks
+    if fallbacks:
+        site.statistics.fallbacks += fallbacks
     return result
 
 

@@ -114,9 +114,9 @@ class CapturedStep:
                     self._result = self._train_step(*self._static)
             except RuntimeError as error:
                 raise RuntimeError(
-                    "the training step cannot be captured into a CUDA graph. It must not look at values on the device (.item(), "
-                    ".cpu(), print(loss), an `if` on a tensor) nor allocate pinned memory; optimizers must be capturable. What "
-                    f"CUDA said: {error}"
+                    "the training step cannot be captured into a CUDA graph. It must not look at values on the device "
+                    "(.item(), .cpu(), print(loss), an `if` on a tensor) nor allocate pinned memory; optimizers must be "
+                    f"capturable. What CUDA said: {error}"
                 ) from error
         for settings, count in zip(used, passes, strict=True):
             # The capture computed nothing; the replay that follows counts.

@@ -15,19 +15,23 @@ _T = TypeVar("_T")
 class Shared:
     """What the layers that received one tensor compute together; a value lasts until the end of the backward pass."""
 
-    __slots__ = ("__weakref__", "_values", "users")
+    __slots__ = ("__weakref__", "_task", "_values", "users")
 
     def __init__(self) -> None:
         self.users = 0
+        self._task = -1
         self._values: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, compute: Callable[[], _T]) -> _T:
         """`compute()`, or what it returned when another layer asked in this backward pass."""
-        if self.users < 2 or torch._C._current_graph_task_id() == -1:
+        task = torch._C._current_graph_task_id() if self.users > 1 else -1
+        if task == -1:
             # One layer shares with nobody; outside of a backward pass, as in a capture, nothing says when a value is outdated.
             return compute()
-        if not self._values:
-            # Runs when this pass is over: the damping may be another one in the next.
+        if task != self._task:
+            # A pass that raised has not run its callback, so a new one starts from nothing.
+            self._task = task
+            self._values.clear()
             torch.autograd.Variable._execution_engine.queue_callback(self._values.clear)
         if key not in self._values:
             self._values[key] = compute()

@@ -64,7 +64,7 @@ def _cells(module: nn.Module, site: Conditioned | None, verdict: str) -> tuple[s
         return type(module).__name__, shape, "", "", "", "", verdict
     share = 100 * seen.extra_multiplications / max(seen.own_multiplications, 1)
     memory = f"{seen.extra_bytes / 1024:,.1f} KiB"
-    return type(module).__name__, shape, str(seen.rows), seen.side, f"{share:.2g} %", memory, verdict
+    return type(module).__name__, shape, str(seen.rows), seen.side, f"{_percent(share)} %", memory, verdict
 
 
 def _summary(model: nn.Module, settings: Settings, sites: Mapping[str, Conditioned]) -> str:
@@ -80,8 +80,12 @@ def _summary(model: nn.Module, settings: Settings, sites: Mapping[str, Condition
     share = 100 * sum(covered.values()) / max(total, 1)
     extra = sum(site.statistics.extra_multiplications for site in sites.values())
     own = sum(site.statistics.own_multiplications for site in sites.values())
-    cost = f", {100 * extra / own:.2g} % more multiply-adds in the last step" if own else ""
+    cost = f", {_percent(100 * extra / own)} % more multiply-adds in the last step" if own else ""
     return f"{len(sites)} layers conditioned, {share:.1f} % of {total:,} parameters{cost}; {', '.join(options)}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2g}" if share < 100 else f"{share:.0f}"
 
 
 def _fold(names: Sequence[str]) -> str:

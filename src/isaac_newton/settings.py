@@ -92,6 +92,8 @@ class Settings:
 
     def enter_backward(self) -> None:
         """Count backward passes: every layer calls this, the first one in a pass counts."""
+        if torch.compiler.is_compiling():
+            return  # compiled code runs without us; `Handle.backward_passes` can be set
         task = torch._C._current_graph_task_id()
         if task != self._graph_task:
             self._graph_task = task

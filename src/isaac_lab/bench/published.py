@@ -69,6 +69,7 @@ class Bar:
         mode: How it is executed.
         method: Of which method.
         quantity: "ratio": time over the plain gradient's. "memory": percent of peak memory above the plain gradient's.
+            "ms": milliseconds per step.
         limits: By case.
         gpu: The GPU's name must contain this, where the bar is about one GPU.
     """
@@ -77,7 +78,7 @@ class Bar:
     kind: str
     mode: str
     method: str
-    quantity: Literal["ratio", "memory"]
+    quantity: Literal["ratio", "memory", "ms"]
     limits: Mapping[str, float]
     gpu: str = ""
 
@@ -100,4 +101,6 @@ BARS = (
     _bar("Peak memory of ζ*, H200", "cuda-eager", "zeta_star", (2, 2, 1, 0.5, 2), "memory"),
     Bar("ζ* reduce, BERT-shaped, CPU, 1 thread", "shapes", "cpu-1thread", "zeta_star reduce", "ratio", {"encoder": 1.05}),
     Bar("ζ* reduce, BERT-shaped, H200 eager", "shapes", "cuda-eager", "zeta_star reduce", "ratio", {"encoder": 1.05}, "H200"),
+    Bar("ζ* of 182 networks at once, H200", "grid", "cuda-captured", "zeta_star", "ms", {"grid182": 2.0}, "H200"),
+    Bar("ζ of 182 networks at once, H200", "grid", "cuda-captured", "zeta", "ms", {"grid182": 4.0}, "H200"),
 )

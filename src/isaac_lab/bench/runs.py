@@ -1,16 +1,17 @@
-"""The benchmarks: Table 2, scaling, shapes. Each yields one record per mode."""
+"""The benchmarks: Table 2, scaling, shapes, the grid. Each yields one record per mode."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from isaac_lab.bench import counting, memory, timing
+from isaac_lab.bench.grid import GRID_METHODS, grid_problem
 from isaac_lab.bench.modes import Mode, modes
 from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, resnet
 from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
 from isaac_lab.records import origin
 
-__all__ = ["BENCHMARKS", "Plan", "case_count", "choose", "file_stem", "scaling", "shapes", "table2"]
+__all__ = ["BENCHMARKS", "Plan", "case_count", "choose", "file_stem", "grid", "scaling", "shapes", "table2"]
 
 Record = dict[str, Any]
 
@@ -104,12 +105,24 @@ def shapes(plan: Plan) -> Iterator[Record]:
         yield _record("shapes", mode, plan, cases, "")
 
 
-BENCHMARKS: Mapping[str, Callable[[Plan], Iterator[Record]]] = {"table2": table2, "scaling": scaling, "shapes": shapes}
+def grid(plan: Plan) -> Iterator[Record]:
+    """Many networks at once, as in the grids of the paper; on the CPU only a few of them."""
+    for mode in modes(plan.device, plan.threads):
+        problem = grid_problem() if plan.device == "cuda" else grid_problem(copies=4)
+        yield _record("grid", mode, plan, [_time(problem, GRID_METHODS, mode, plan)], "")
+
+
+BENCHMARKS: Mapping[str, Callable[[Plan], Iterator[Record]]] = {
+    "table2": table2,
+    "scaling": scaling,
+    "shapes": shapes,
+    "grid": grid,
+}
 
 
 def case_count(kind: str, plan: Plan) -> int:
     """How many cases a benchmark has, over all modes; what `Plan.tick` adds up to."""
-    cases = {"table2": len(plan.models), "scaling": len(BATCHES) + len(WIDTHS), "shapes": len(SHAPE_METHODS)}
+    cases = {"table2": len(plan.models), "scaling": len(BATCHES) + len(WIDTHS), "shapes": len(SHAPE_METHODS), "grid": 1}
     return cases[kind] * len(modes(plan.device, plan.threads))
 
 

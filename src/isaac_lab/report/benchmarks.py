@@ -22,7 +22,12 @@ NAMES = {
     "zeta_star expand": "ζ*, expand",
     "zeta_star last layer": "ζ*, last layer only",
 }
-TITLES = {"table2": "The paper's Table 2", "scaling": "Scaling", "shapes": "Attention and convolutions"}
+TITLES = {
+    "table2": "The paper's Table 2",
+    "scaling": "Scaling",
+    "shapes": "Attention and convolutions",
+    "grid": "Many networks at once",
+}
 MODES = {"cuda-eager": "CUDA, eager", "cuda-captured": "CUDA, the whole step as one graph"}
 
 #: Columns of words; all others hold numbers.
@@ -158,7 +163,7 @@ def _bars(records: Mapping[str, Record]) -> str:
     for bar in BARS:
         for case, limit in bar.limits.items():
             found = _find(bar, case, records)
-            unit = " %" if bar.quantity == "memory" else ""
+            unit = {"ratio": "", "memory": " %", "ms": " ms"}[bar.quantity]
             row = [bar.title, case, f"≤ {limit:g}{unit}"]
             if found is None:
                 body.append([*row, "–", "not measured", ""])
@@ -180,10 +185,18 @@ def _find(bar: Bar, case_name: str, records: Mapping[str, Record]) -> tuple[str,
             method = _method(case, bar.method)
             if case["name"] != case_name or method is None:
                 continue
-            value = _above(case, method) if bar.quantity == "memory" else method.get("ratio", {}).get("median")
+            value = _measured(bar, case, method)
             if value is not None:
                 return name, float(value)
     return None
+
+
+def _measured(bar: Bar, case: Record, method: Record) -> float | None:
+    if bar.quantity == "memory":
+        return _above(case, method)
+    if "skipped" in method:
+        return None
+    return float(method["ratio"]["median"] if bar.quantity == "ratio" else 1e3 * method["seconds_per_step"]["median"])
 
 
 def _method(case: Record, name: str) -> Record | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from isaac_newton import equations
 from isaac_newton.kernels import dense
 
-__all__ = ["inverse"]
+__all__ = ["inverse", "product"]
 
 
 def inverse(
@@ -28,6 +28,30 @@ def inverse(
         # In a graph the host does not count and the device does.
         return fused.inverse(x, damping, rows, launches=2 if torch.cuda.is_current_stream_capturing() else 1), 0
     return equations.inverse(equations.precise(x), 1 / (rows * damping)).to(x.dtype), 0
+
+
+def product(
+    g: Float[Tensor, "*groups rows out"], inverse: Float[Tensor, "*groups k k"] | None, a: Float[Tensor, "*groups rows in"]
+) -> Float[Tensor, "*groups out in"]:
+    """gᵀ P a with P on the side of the rows, or gᵀ a Q with Q on that of the features; without an inverse, gᵀ a."""
+    multiply = torch.mm if a.dim() == 2 else torch.bmm
+    if inverse is None:
+        return multiply(g.mT, a)
+    rows, features, outputs = a.shape[-2], a.shape[-1], g.shape[-1]
+    by_rows = rows < features
+    if inverse.dtype is not a.dtype:
+        # The inverse needed float64. Conditioned rows can be rounded, since nothing cancels in them afterwards.
+        wide = a.to(inverse.dtype)
+        if by_rows:
+            return multiply(g.mT, multiply(inverse, wide).to(a.dtype))
+        if features <= outputs:
+            return multiply(g.mT, multiply(wide, inverse).to(a.dtype))
+        return multiply(multiply(g.to(wide.dtype).mT, wide), inverse).to(a.dtype)
+    if not by_rows:
+        return multiply(multiply(g.mT, a), inverse)
+    if outputs <= features:
+        return multiply(multiply(inverse, g).mT, a)
+    return multiply(g.mT, multiply(inverse, a))
 
 
 @functools.cache

@@ -50,7 +50,8 @@ class _Plan:
         self._groups = 1 if x.dim() == 2 else x.shape[0]
         size, features = x.shape[-2:]
         self._block = max(_PIVOTS, triton.next_power_of_2(size))
-        inline = launches == 1 and features <= _INLINE_FEATURES
+        # Many groups keep the device busy without the help of more programs each.
+        inline = features <= _INLINE_FEATURES and (launches == 1 or self._groups >= 32)
         # Enough programs that none multiplies more than a few chunks, few enough that adding up their parts stays cheap.
         self._parts = 1 if inline else min(16, max(1, features // (4 * _CHUNK)))
         span = triton.cdiv(triton.cdiv(features, self._parts), _CHUNK) * _CHUNK
@@ -152,7 +153,11 @@ def _sweep(
         strength = tl.load(damping).to(tl.float32)
     else:
         strength = damping
-    matrix = matrix / (rows * strength) + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    matrix = matrix / (rows * strength)
+    # As much again as the products were rounded by: where rows repeat, that outweighs the identity, and pivots would be noise.
+    diagonal = i[:, None] == i[None, :]
+    least = 1.0 + 1.1920929e-07 * tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
+    matrix += tl.where(diagonal, least, 0.0)
     p = tl.arange(0, PIVOTS)
     # The first part's place is free now: through it, slices of the matrix are read and written.
     tl.store(work + square, matrix)
@@ -165,7 +170,7 @@ def _sweep(
             on_column = p[None, :] == step
             column = tl.sum(tl.where(on_column, pivots, 0.0), axis=1)
             row = tl.sum(tl.where(on_row, pivots, 0.0), axis=0)
-            pivot = tl.maximum(tl.sum(tl.where(p == step, row, 0.0), axis=0), 1.0)
+            pivot = tl.maximum(tl.sum(tl.where(p == step, row, 0.0), axis=0), least)
             scaled = row / pivot
             swept = pivots - column[:, None] * scaled[None, :]
             swept = tl.where(on_row, scaled[None, :], tl.where(on_column, (column / pivot)[:, None], swept))

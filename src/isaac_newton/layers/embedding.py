@@ -34,7 +34,8 @@ def _embedding(layer: nn.Embedding, site: Site, input: Tensor) -> Tensor:
         # One-hot rows as wide as the vocabulary have this mean square, which is all that a relative damping asks for.
         mean_square = torch.full((1, 1), layer.num_embeddings**-0.5, dtype=counts.dtype, device=counts.device)
         damping = site.settings.input_damping(mean_square)
-        site.statistics.saw_counts(site.settings.backward_passes, len(tokens), layer.embedding_dim)
+        if not torch.compiler.is_compiling():
+            site.statistics.saw_counts(site.settings.backward_passes, len(tokens), layer.embedding_dim)
         factor = 1 / (1 + counts / (total * damping))
         return (g * factor[input][..., None]).to(g.dtype)
 

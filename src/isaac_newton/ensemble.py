@@ -1,0 +1,254 @@
+"""Many models trained at once, each with its own damping, learning rate, seed and data order.
+
+Copies of one architecture are stacked: every linear layer becomes one batched product over all copies, and so does every
+conditioner. A grid over dampings that would take hours one run after the other takes minutes.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from isaac_newton import kernels
+from isaac_newton.equations import check_damping
+from isaac_newton.likelihood import CrossEntropy, LossFunction, likelihood_of
+
+__all__ = ["SGD", "Adam", "Ensemble"]
+
+
+class Ensemble(nn.Module):
+    """Copies of one model, stacked; equal to as many separate runs.
+
+    The parametrized layers must be `nn.Linear`; whatever else the model does must not mind a leading dimension of copies.
+
+    Args:
+        models: Models of one architecture, with the weights each copy starts from.
+        damping: λ_a of each copy, or one for all; `math.inf` gives the plain gradient.
+        output_damping: λ_g of each copy, or one for all; `math.inf` gives ζ*. If any is finite, call `backward` of the
+            ensemble.
+        samples: Labels drawn per example for ḡ.
+    """
+
+    damping: Float[Tensor, " copies"]
+    output_damping: Float[Tensor, " copies"]
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        *,
+        damping: float | Sequence[float] = math.inf,
+        output_damping: float | Sequence[float] = math.inf,
+        samples: int = 1,
+    ) -> None:
+        super().__init__()
+        if not models:
+            raise ValueError("an ensemble needs at least one model, got none")
+        self.copies, self.samples = len(models), samples
+        dampings = _per_copy("damping", damping, self.copies)
+        output_dampings = _per_copy("output_damping", output_damping, self.copies)
+        self.conditions_inputs = any(value != math.inf for value in dampings)
+        self.conditions_outputs = any(value != math.inf for value in output_dampings)
+        first = next(models[0].parameters())
+        self.register_buffer("damping", torch.tensor(dampings, dtype=first.dtype, device=first.device), persistent=False)
+        self.register_buffer(
+            "output_damping", torch.tensor(output_dampings, dtype=first.dtype, device=first.device), persistent=False
+        )
+        self._templates = [models]
+        self.model = copy.deepcopy(models[0])
+        for name, module in list(self.model.named_modules()):
+            if isinstance(module, nn.Linear):
+                stacked = _StackedLinear([model.get_submodule(name) for model in models], self)
+                if name:
+                    self.model.get_submodule(name.rpartition(".")[0]).__setattr__(name.rpartition(".")[2], stacked)
+                else:
+                    self.model = stacked
+            elif any(True for _ in module.parameters(recurse=False)):
+                raise TypeError(f"layer {name!r} is {type(module).__name__}: an ensemble can only stack nn.Linear")
+
+    def forward(self, x: Float[Tensor, "*copies batch features"]) -> Float[Tensor, "copies batch outputs"]:
+        """The outputs of all copies, for one batch (batch, features) or for a batch each (copies, batch, features)."""
+        if x.dim() == 2:
+            x = x.expand(self.copies, *x.shape)
+        elif x.dim() != 3 or x.shape[0] != self.copies:
+            raise ValueError(f"x must be (batch, features) or ({self.copies}, batch, features), got {tuple(x.shape)}")
+        output: Tensor = self.model(x)
+        return output
+
+    def losses(self, loss_fn: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor) -> Float[Tensor, " copies"]:
+        """The loss of each copy; `target` for all, or one for each copy."""
+        per_copy = target.shape[0] == self.copies and target.dim() > 1 and target.shape[1] == output.shape[1]
+        result: Tensor = torch.vmap(loss_fn, in_dims=(0, 0 if per_copy else None))(output, target)
+        return result
+
+    def backward(self, losses: Float[Tensor, " copies"], output: Tensor, loss_fn: LossFunction) -> None:
+        """`losses.sum().backward()`, with the extra passes that ζ needs before. The copies do not mix."""
+        if self.conditions_outputs:
+            likelihood = likelihood_of(loss_fn)
+            flat = output.detach().flatten(0, 1)
+            if isinstance(likelihood, CrossEntropy):
+                (gradient,) = torch.autograd.grad(losses.sum(), output, retain_graph=True)
+                likelihood = likelihood.observing(gradient.flatten(0, 1))
+            weights = [p for p in self.parameters() if p.requires_grad]
+            scale = (output.shape[1] * self.samples) ** -0.5
+            for layer in self._layers():
+                layer.collected = []
+            for _ in range(self.samples):
+                column = likelihood.sample(flat).view_as(output) * scale
+                torch.autograd.grad(output, weights, grad_outputs=column, retain_graph=True, allow_unused=True)
+            for layer in self._layers():
+                layer.gbar, layer.collected = torch.cat(layer.collected or [], dim=1), None
+        losses.sum().backward()
+
+    def separate(self) -> list[nn.Module]:
+        """The models again, each with the weights that its copy has now."""
+        models = [copy.deepcopy(model) for model in self._templates[0]]
+        with torch.no_grad():
+            for name, module in self.model.named_modules():
+                if isinstance(module, _StackedLinear):
+                    for number, model in enumerate(models):
+                        layer = model.get_submodule(name)
+                        layer.get_parameter("weight").copy_(module.weight[number])
+                        if module.bias is not None:
+                            layer.get_parameter("bias").copy_(module.bias[number, 0])
+        return models
+
+    def _layers(self) -> Iterator["_StackedLinear"]:
+        return (module for module in self.model.modules() if isinstance(module, _StackedLinear))
+
+
+class _StackedLinear(nn.Module):
+    bias: nn.Parameter | None
+
+    def __init__(self, layers: Sequence[nn.Module], ensemble: Ensemble) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.weight = nn.Parameter(torch.stack([layer.get_parameter("weight") for layer in layers]))
+            has_bias = getattr(layers[0], "bias", None) is not None
+            self.bias = nn.Parameter(torch.stack([layer.get_parameter("bias")[None] for layer in layers])) if has_bias else None
+        # In a list, so that the ensemble is not registered as a part of its own layer.
+        self._ensemble = [ensemble]
+        #: While ḡ is collected: the output gradients seen so far.
+        self.collected: list[Tensor] | None = None
+        self.gbar: Tensor | None = None
+
+    def forward(self, x: Float[Tensor, "copies batch in"]) -> Float[Tensor, "copies batch out"]:
+        output: Tensor = _BatchedLinear.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
+        return output
+
+    def conditioned(
+        self, g: Float[Tensor, "copies batch out"], a: Float[Tensor, "copies batch in"]
+    ) -> Float[Tensor, "copies out in"]:
+        """ζ* or ζ of every copy."""
+        ensemble, rows, features = self._ensemble[0], a.shape[1], a.shape[2]
+        if ensemble.conditions_outputs and self.gbar is not None:
+            g = self._condition_outputs(g, self.gbar * math.sqrt(rows))
+            self.gbar = None
+        if not ensemble.conditions_inputs or rows == 0:
+            return kernels.product(g, None, a)
+        # With rows over √λ the damping of every copy is 1, and of the plain ones nothing is left: their inverse is I.
+        scaled = a * ensemble.damping.rsqrt()[:, None, None]
+        inverse, _ = kernels.inverse(scaled if rows < features else scaled.mT, 1.0, rows)
+        return kernels.product(g, inverse, a)
+
+    def _condition_outputs(self, g: Tensor, gbar: Tensor) -> Tensor:
+        rows, (samples, outputs) = g.shape[1], gbar.shape[1:]
+        gbar = gbar * self._ensemble[0].output_damping.rsqrt()[:, None, None]
+        inverse, _ = kernels.inverse(gbar if samples < outputs else gbar.mT, 1.0, rows)
+        if inverse is None:
+            return g
+        inverse = inverse.to(g.dtype)
+        return g - ((g @ gbar.mT / rows) @ inverse) @ gbar if samples < outputs else g @ inverse
+
+
+class _BatchedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, layer: _StackedLinear) -> Tensor:
+        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias, x, weight.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, _, ctx.layer = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (a, weight), layer = ctx.saved_tensors, ctx.layer
+        grad_input = g @ weight if ctx.needs_input_grad[0] else None
+        if layer.collected is not None:
+            layer.collected.append(g)
+            return grad_input, None, None, None
+        grad_weight = layer.conditioned(g, a) if ctx.needs_input_grad[1] else None
+        return grad_input, grad_weight, g.sum(1, keepdim=True) if ctx.needs_input_grad[2] else None, None
+
+
+class _PerCopy(torch.optim.Optimizer):
+    """An optimizer whose learning rate is a tensor with one number per copy, on the device, readable by a CUDA graph."""
+
+    def __init__(self, ensemble: Ensemble, lr: float | Sequence[float], **defaults: Any) -> None:
+        rates = _per_copy("lr", lr, ensemble.copies)
+        parameters = [p for p in ensemble.parameters() if p.requires_grad]
+        super().__init__(parameters, defaults)
+        self.lr = torch.tensor(rates, dtype=parameters[0].dtype, device=parameters[0].device)
+
+    def _rate(self, parameter: Tensor) -> Tensor:
+        return self.lr.view(-1, *[1] * (parameter.dim() - 1))
+
+    def _with_gradients(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, Tensor, dict[str, Any]]]:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    yield group, parameter, parameter.grad, self.state[parameter]
+
+
+class SGD(_PerCopy):
+    """Gradient descent for an ensemble, with momentum if asked: `torch.optim.SGD` with a learning rate for each copy."""
+
+    def __init__(self, ensemble: Ensemble, lr: float | Sequence[float], momentum: float = 0.0) -> None:
+        super().__init__(ensemble, lr, momentum=momentum)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all copies."""
+        for group, parameter, gradient, state in self._with_gradients():
+            if group["momentum"]:
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                gradient = state["momentum"].mul_(group["momentum"]).add_(gradient)
+            parameter.addcmul_(gradient, self._rate(parameter), value=-1)
+
+
+class Adam(_PerCopy):
+    """`torch.optim.Adam` for an ensemble, with a learning rate for each copy."""
+
+    def __init__(
+        self, ensemble: Ensemble, lr: float | Sequence[float], betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        super().__init__(ensemble, lr, betas=betas, eps=eps)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all copies."""
+        for group, parameter, gradient, state in self._with_gradients():
+            if not state:
+                # float64, because 1 − β² loses five digits in float32 at the first steps
+                state["step"] = torch.zeros((), dtype=torch.float64, device=parameter.device)
+                state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            first, second = group["betas"]
+            step = state["step"].add_(1)
+            state["mean"].lerp_(gradient, 1 - first)
+            state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+            root = (state["square"] / (1 - second**step)).sqrt_().add_(group["eps"])
+            parameter.addcmul_(state["mean"] / root, (self._rate(parameter) / (1 - first**step)).to(parameter.dtype), value=-1)
+
+
+def _per_copy(name: str, value: float | Sequence[float], copies: int) -> list[float]:
+    values = [value] * copies if isinstance(value, int | float) else list(value)
+    if len(values) != copies:
+        raise ValueError(f"{name} must be one number or one for each of the {copies} copies, got {len(values)}")
+    for number in values:
+        check_damping(number, name)
+    return [float(number) for number in values]

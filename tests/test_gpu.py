@@ -1,0 +1,325 @@
+"""On a GPU every path gives the numbers of the CPU in float64: eager, Triton, captured, compiled, many at once."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import isaac_newton as isaac
+from isaac_newton import ensemble, equations, kernels
+from isaac_newton.kernels import streams
+from reference import TOLERANCE, assert_close, relative_error
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+STEPS = 12
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(50, 70), nn.ReLU(), nn.Linear(70, 20), nn.ReLU(), nn.Linear(20, 5))
+
+
+def batches(rows: int) -> list[tuple[Tensor, Tensor]]:
+    random = torch.Generator().manual_seed(1)
+    return [(torch.rand(rows, 50, generator=random), torch.randint(5, (rows,), generator=random)) for _ in range(STEPS)]
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().double().cpu().reshape(-1) for p in model.parameters()])
+
+
+def train(how: str, rows: int = 30, *, optimizer: str = "SGD", damping: Any = 0.5, **options: Any) -> Tensor:
+    """What training changes in the weights: with the damping halved on the way, and the learning rate."""
+    on_gpu = how != "cpu"
+    model = network().cuda() if on_gpu else network().double()
+    start = flat(model)
+    handle = isaac.attach(model, damping, **options)
+    steps = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01 if optimizer == "Adam" else 0.3)
+    forward = torch.compile(model, fullgraph=True) if how == "compiled" else model
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        steps.zero_grad()
+        output = forward(x)
+        loss = F.cross_entropy(output, y)
+        if handle._settings.conditions_outputs:
+            handle.backward(loss, output, F.cross_entropy)
+        else:
+            loss.backward()
+        steps.step()
+        return loss
+
+    run: Any = step
+    if how == "captured":
+        x, y = batches(rows)[0]
+        run = isaac.capture(step, x.cuda(), y.cuda())
+    for number, (x, y) in enumerate(batches(rows)):
+        if number == 7 and isinstance(damping, float) and how != "compiled":
+            handle.damping = damping / 2
+        if number == 9:
+            steps.param_groups[0]["lr"] = 0.005 if optimizer == "Adam" else 0.1
+        run(*((x.cuda(), y.cuda()) if on_gpu else (x.double(), y)))
+    return flat(model) - start
+
+
+@pytest.mark.parametrize("rows", [1, 30, 60, 100, 200])
+@pytest.mark.parametrize("how", ["eager", "captured"])
+def test_training_equals_the_cpu_in_float64(how: str, rows: int) -> None:
+    assert_close(train(how, rows), train("cpu", rows), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize("damping", [0.5, isaac.Relative(0.5), lambda step: 0.5 / (1 + step)])
+def test_a_captured_step_equals_an_eager_one(optimizer: str, damping: Any) -> None:
+    eager, captured = (train(how, optimizer=optimizer, damping=damping) for how in ("eager", "captured"))
+    # Adam divides by the root of squares, which makes much of rounding where a gradient is almost zero.
+    assert_close(captured, eager, 1e-5 if optimizer == "SGD" else 1e-3)
+
+
+@pytest.mark.parametrize("bias", ["plain", "joint"])
+def test_a_captured_step_takes_the_options_of_attach(bias: str) -> None:
+    assert_close(train("captured", bias=bias), train("cpu", bias=bias), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("how", ["eager", "captured"])
+def test_empirical_zeta_equals_the_cpu_in_float64(how: str) -> None:
+    options = {"output_damping": 0.2, "output_curvature": "empirical"}
+    assert_close(train(how, **options), train("cpu", **options), TOLERANCE[torch.float32])
+
+
+def test_exact_zeta_on_the_gpu_equals_the_cpu_in_float64() -> None:
+    options = {"output_damping": 0.2, "output_curvature": "exact"}
+    assert_close(train("eager", **options), train("cpu", **options), TOLERANCE[torch.float32])
+
+
+def test_a_captured_step_with_sampled_zeta_draws_new_labels_at_each_replay() -> None:
+    model = network().cuda()
+    handle = isaac.attach(model, 0.5, output_damping=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        output = model(x)
+        handle.backward(F.cross_entropy(output, y), output, F.cross_entropy)
+        optimizer.step()
+        return model[0].weight.grad
+
+    x, y = (tensor.cuda() for tensor in batches(30)[0])
+    captured = isaac.capture(step, x, y)
+    drawn = [captured(x, y).clone() for _ in range(8)]
+    assert all(gradient.isfinite().all() for gradient in drawn)
+    assert not torch.equal(drawn[-1], drawn[-2])
+
+
+def test_a_compiled_model_equals_an_eager_one() -> None:
+    assert_close(train("compiled"), _eager_without_change(), 1e-4)
+
+
+def _eager_without_change() -> Tensor:
+    model = network().cuda()
+    start = flat(model)
+    isaac.attach(model, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for number, (x, y) in enumerate(batches(30)):
+        if number == 9:
+            optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.cuda()), y.cuda()).backward()
+        optimizer.step()
+    return flat(model) - start
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compilation_needs_no_graph_break(mode: str) -> None:
+    model = network().cuda()
+    plain = copy.deepcopy(model)
+    isaac.attach(model, 0.5)
+    isaac.attach(plain, 0.5)
+    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    for x, y in batches(30)[:4]:
+        model.zero_grad()
+        plain.zero_grad()
+        F.cross_entropy(compiled(x.cuda()), y.cuda()).backward()
+        F.cross_entropy(plain(x.cuda()), y.cuda()).backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            assert_close(p.grad, q.grad, 1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 33, 60, 64, 100, 128])
+@pytest.mark.parametrize("features", [1, 40, 1000, 3000])
+@pytest.mark.parametrize("launches", [1, 2])
+def test_the_fused_inverse_agrees_with_float64(size: int, features: int, launches: int) -> None:
+    fused = pytest.importorskip("isaac_newton.kernels.fused")
+    x = torch.rand(3, size, features, device="cuda")
+    for damping in (1.0, torch.tensor(1.0, device="cuda")):
+        exact = equations.inverse(x.double(), 1 / (size * 1.0))
+        assert_close(fused.inverse(x, damping, size, launches=launches), exact, 1e-4)
+        assert_close(fused.inverse(x[0], damping, size, launches=launches), exact[0], 1e-4)
+    if features <= 128:
+        transposed = fused.inverse(x.mT, 1.0, size, launches=launches)
+        assert_close(transposed, equations.inverse(x.mT.double(), 1 / size), 1e-4)
+
+
+def test_the_fused_inverse_is_positive_whatever_the_rounding() -> None:
+    fused = pytest.importorskip("isaac_newton.kernels.fused")
+    x = torch.rand(60, 400, device="cuda")
+    x[30:] = x[:30]
+    for damping in (1e-3, 1e-6, 1e-9):
+        result = fused.inverse(x, damping, 60)
+        assert result.isfinite().all()
+        # Every pivot is at least 1, so no entry of the inverse exceeds 1 by more than rounding.
+        assert result.abs().max() <= 1.01
+
+
+def test_without_triton_the_library_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_triton = train("eager")
+    monkeypatch.setattr(kernels, "_has_triton", lambda: False)
+    assert_close(train("eager"), with_triton, TOLERANCE[torch.float32])
+
+
+def test_a_branch_reads_its_inputs_before_their_memory_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main stream frees and reuses what a branch has not read yet: wrong without `record_stream`, right with it."""
+
+    def race() -> bool:
+        owner = nn.Identity()
+        size = 1 << 20
+        for _ in range(20):
+            x = torch.ones(size, device="cuda")
+            with streams.beside(owner, x):
+                torch.cuda._sleep(2_000_000)
+                y = x * 2
+            del x
+            # The allocator would hand out the same block: overwrite it.
+            garbage = [torch.full((size,), 7.0, device="cuda") for _ in range(4)]
+            streams.join(owner)
+            if not bool((y == 2).all()):
+                return False
+            del garbage
+        return True
+
+    assert race()
+    monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: None)
+    assert not race()
+    torch.cuda.synchronize()
+
+
+def test_tied_weights_and_a_layer_used_twice_survive_the_overlap() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.tied = nn.Linear(50, 50), nn.Linear(50, 50), nn.Linear(50, 50)
+            self.tied.weight = self.second.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.tied(torch.tanh(self.second(torch.tanh(self.first(torch.tanh(self.first(x)))))))
+
+    results = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = Twice().cuda()
+        isaac.attach(model, 0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor, y: Tensor, model: Any = model, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        data = [(x.cuda(), y.cuda()) for x, y in batches(30)]
+        run: Any = isaac.capture(step, *data[0]) if captured else step
+        for x, y in data:
+            run(x, y)
+        results.append(flat(model))
+    assert_close(results[1], results[0], 1e-5)
+
+
+def test_captured_steps_stay_right_for_many_replays() -> None:
+    """A race between branches would show as a difference between two runs of the same captured step."""
+
+    def run() -> Tensor:
+        model = network().cuda()
+        isaac.attach(model, 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        data = [(x.cuda(), y.cuda()) for x, y in batches(60)]
+        captured = isaac.capture(step, *data[0])
+        for number in range(400):
+            captured(*data[number % STEPS])
+        return flat(model)
+
+    assert torch.equal(run(), run())
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_many_networks_at_once_equal_separate_runs(captured: bool) -> None:
+    dampings = [math.inf, 1.0, 0.1]
+    models = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        models.append(nn.Sequential(nn.Linear(50, 70), nn.ReLU(), nn.Linear(70, 5)).cuda())
+    stacked = isaac.Ensemble(models, damping=dampings)
+    optimizer = ensemble.SGD(stacked, [0.1, 0.2, 0.3])
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        losses = stacked.losses(F.cross_entropy, stacked(x), y)
+        losses.sum().backward()
+        optimizer.step()
+        return losses
+
+    random = torch.Generator().manual_seed(1)
+    data = [(torch.rand(60, 50, generator=random), torch.randint(5, (60,), generator=random)) for _ in range(50)]
+    run: Any = isaac.capture(step, *(t.cuda() for t in data[0])) if captured else step
+    for x, y in data:
+        run(x.cuda(), y.cuda())
+    for number, (model, trained) in enumerate(zip(models, stacked.separate(), strict=True)):
+        single, start = copy.deepcopy(model).cpu().double(), flat(model)
+        if dampings[number] != math.inf:
+            isaac.attach(single, dampings[number])
+        own = torch.optim.SGD(single.parameters(), lr=[0.1, 0.2, 0.3][number])
+        for x, y in data:
+            own.zero_grad()
+            F.cross_entropy(single(x.double()), y).backward()
+            own.step()
+        assert relative_error(flat(trained) - start, flat(single) - start) <= TOLERANCE[torch.float32]
+
+
+def test_what_cannot_be_captured_says_why() -> None:
+    model = network().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = (tensor.cuda() for tensor in batches(30)[0])
+
+    def looking(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        if loss.item() > 0:
+            loss.backward()
+        optimizer.step()
+        return loss
+
+    step = isaac.capture(looking, x, y, warmup=1)
+    step(x, y)
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        step(x, y)
+
+
+def test_a_batch_of_another_shape_is_refused() -> None:
+    x = torch.rand(30, 50, device="cuda")
+    step = isaac.capture(lambda x: x.sum(), x)
+    with pytest.raises(ValueError, match=r"shape \(30, 50\) as at the capture, got torch.float32 of shape \(29, 50\)"):
+        step(x[:29])
+    with pytest.raises(ValueError, match="captured with 1 inputs, got 2"):
+        step(x, x)

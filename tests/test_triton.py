@@ -1,0 +1,41 @@
+"""The Triton kernels give the right numbers; without a GPU they run in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+CHECK = """
+import torch
+from isaac_newton import equations
+from isaac_newton.kernels import fused
+
+torch.manual_seed(0)
+worst = 0.0
+for size, features, damping in [(1, 5, 0.1), (8, 30, 0.1), (17, 40, 0.01), (60, 100, 1.0), (60, 300, 1.0), (100, 128, 1.0)]:
+    for x in (torch.rand(size, features), torch.rand(2, size, features), torch.rand(features, size).mT):
+        exact = equations.inverse(x.double(), 1 / (size * damping))
+        for strength in (damping, torch.tensor(damping)):
+            for launches in (1, 2):
+                result = fused.inverse(x, strength, size, launches=launches)
+                assert result.shape == exact.shape
+                worst = max(worst, ((result - exact).norm() / exact.norm()).item())
+x = torch.rand(20, 50)
+x[10:] = x[:10]  # singular but for the damping: rounding alone would make a pivot negative
+result = fused.inverse(x, 1e-9, 20)
+assert result.isfinite().all() and result.abs().max() <= 1.01, result.abs().max()
+x[3, 3] = float("nan")
+assert not fused.inverse(x, 1.0, 20).isfinite().all()
+print(worst)
+"""
+
+
+def test_the_interpreted_kernels_agree_with_float64() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parent.parent / "src")}
+    result = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 5e-6
