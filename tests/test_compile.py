@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import isaac_newton as isaac
 from reference import assert_close
 
-
 CHECK = """
 import copy, itertools, torch
 from torch import nn

@@ -171,7 +171,7 @@ def test_the_fused_inverse_is_positive_whatever_the_rounding() -> None:
     for damping in (1e-3, 1e-6, 1e-9):
         result = fused.inverse(x, damping, 60)
         assert result.isfinite().all()
-        # Every pivot is at least 1, so no entry of the inverse exceeds 1 by more than rounding.
+        # The inverse of I plus something positive has no entry above 1.
         assert result.abs().max() <= 1.01
 
 

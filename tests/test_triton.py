@@ -23,7 +23,9 @@ for size, features, damping in [(1, 5, 0.1), (8, 30, 0.1), (17, 40, 0.01), (60, 
             for launches in (1, 2):
                 result = fused.inverse(x, strength, size, launches=launches)
                 assert result.shape == exact.shape
-                worst = max(worst, ((result - exact).norm() / exact.norm()).item())
+                # The kernel raises the identity by 2⁻²³ of the trace; the rest is rounding.
+                allowed = 1.2e-7 * (x.square().sum((-2, -1)).max() / (size * damping)).item() + 4e-6
+                worst = max(worst, ((result - exact).norm() / exact.norm()).item() / allowed)
 x = torch.rand(20, 50)
 x[10:] = x[:10]  # singular but for the damping: rounding alone would make a pivot negative
 result = fused.inverse(x, 1e-9, 20)
@@ -38,4 +40,4 @@ def test_the_interpreted_kernels_agree_with_float64() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parent.parent / "src")}
     result = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert float(result.stdout) < 5e-6
+    assert float(result.stdout) < 1

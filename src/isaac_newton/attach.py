@@ -210,8 +210,7 @@ class Handle:
         likelihood = likelihood_of(loss_fn)
         _check_output(output)
         if isinstance(likelihood, CrossEntropy):
-            (gradient,) = torch.autograd.grad(loss, output, retain_graph=True)
-            likelihood = likelihood.observing(gradient)
+            likelihood = likelihood.observing(loss, output)
         terms = likelihood.terms(output)
         terms = precise(terms).clamp_min(1) if isinstance(terms, Tensor) else max(terms, 1)
         if settings.needs_extra_pass:

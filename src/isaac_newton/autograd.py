@@ -234,7 +234,8 @@ class _Linear(torch.autograd.Function):
             return grad_input, *_gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias), None, None, None
         with streams.beside(site, g, a):
             gradients = _gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias)
-        if _is_first_and_only(weight, overlap) and (bias is None or _is_first_and_only(bias, overlap)):
+        parameters = [weight] if bias is None else [weight, bias]
+        if all(_is_stored_as_it_is(p, overlap) for p in parameters) and not _is_joint(bias, site):
             streams.join_after_backward(site)
         else:
             streams.join(site)
@@ -264,9 +265,12 @@ def _is_joint(bias: Tensor | None, site: Site) -> bool:
     return bias is not None and bias.requires_grad and site.settings.bias == "joint"
 
 
-def _is_first_and_only(parameter: Tensor, uses: Mapping[int, int]) -> bool:
-    """Whether autograd will store this gradient as it is, without a kernel that could run before the gradient is there."""
-    return parameter.is_leaf and parameter.grad is None and uses[id(parameter)] <= 1
+def _is_stored_as_it_is(parameter: Tensor, uses: Mapping[int, int]) -> bool:
+    """Whether autograd will keep a new gradient of this parameter without a kernel that could run before it is there.
+
+    It adds to a gradient that exists, sums those of several uses, and copies one whose layout is not the parameter's.
+    """
+    return parameter.is_leaf and parameter.grad is None and uses[id(parameter)] <= 1 and parameter.is_contiguous()
 
 
 def _weight_gradient(

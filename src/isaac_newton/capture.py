@@ -94,7 +94,7 @@ class CapturedStep:
         # On the stream of the later capture, so that what is allocated now is found there then.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), self._rates.watching():
-            result = self._train_step(*self._static)
+            result = _without_graph(self._train_step(*self._static))
         torch.cuda.current_stream().wait_stream(self._stream)
         return result
 
@@ -111,17 +111,35 @@ class CapturedStep:
             torch.cuda.synchronize()
             try:
                 with torch.cuda.graph(graph, stream=self._stream):
-                    self._result = self._train_step(*self._static)
+                    self._result = _without_graph(self._train_step(*self._static))
             except RuntimeError as error:
+                _end_failed_capture()
                 raise RuntimeError(
                     "the training step cannot be captured into a CUDA graph. It must not look at values on the device "
-                    "(.item(), .cpu(), print(loss), an `if` on a tensor) nor allocate pinned memory; optimizers must be "
-                    f"capturable. What CUDA said: {error}"
+                    "(.item(), .cpu(), print(loss), an `if` on a tensor) nor allocate pinned memory, optimizers must be "
+                    "capturable, and no tensor may hold on to the graph of an earlier step (`del loss` before). What CUDA "
+                    f"said: {error}"
                 ) from error
         for settings, count in zip(used, passes, strict=True):
             # The capture computed nothing; the replay that follows counts.
             settings.backward_passes = count
         self._graph = graph
+
+
+def _without_graph(result: Any) -> Any:
+    """The same tensors detached: a graph that is kept alive ties the next one to the stream of this one."""
+    if isinstance(result, Tensor):
+        return result.detach()
+    if isinstance(result, tuple | list):
+        return type(result)(_without_graph(item) for item in result)
+    return result
+
+
+def _end_failed_capture() -> None:
+    """Bring torch's generator out of the capture that it still believes in; a capture that succeeds does."""
+    torch.cuda.synchronize()
+    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda")
 
 
 class _DeviceDampings:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from isaac_newton import kernels
 from isaac_newton.equations import check_damping
-from isaac_newton.likelihood import CrossEntropy, LossFunction, likelihood_of
+from isaac_newton.likelihood import LossFunction, likelihood_of
 
 __all__ = ["SGD", "Adam", "Ensemble"]
 
@@ -85,13 +85,10 @@ class Ensemble(nn.Module):
         return result
 
     def backward(self, losses: Float[Tensor, " copies"], output: Tensor, loss_fn: LossFunction) -> None:
-        """`losses.sum().backward()`, with the extra passes that ζ needs before. The copies do not mix."""
+        """`losses.sum().backward()`, with the extra passes that ζ needs before. The copies do not mix; all targets count."""
         if self.conditions_outputs:
             likelihood = likelihood_of(loss_fn)
             flat = output.detach().flatten(0, 1)
-            if isinstance(likelihood, CrossEntropy):
-                (gradient,) = torch.autograd.grad(losses.sum(), output, retain_graph=True)
-                likelihood = likelihood.observing(gradient.flatten(0, 1))
             weights = [p for p in self.parameters() if p.requires_grad]
             scale = (output.shape[1] * self.samples) ** -0.5
             for layer in self._layers():
@@ -149,9 +146,8 @@ class _StackedLinear(nn.Module):
             self.gbar = None
         if not ensemble.conditions_inputs or rows == 0:
             return kernels.product(g, None, a)
-        # With rows over √λ the damping of every copy is 1, and of the plain ones nothing is left: their inverse is I.
-        scaled = a * ensemble.damping.rsqrt()[:, None, None]
-        inverse, _ = kernels.inverse(scaled if rows < features else scaled.mT, 1.0, rows)
+        # Where the damping is infinite, the inverse is the identity: the plain gradient.
+        inverse, _ = kernels.inverse(a if rows < features else a.mT, ensemble.damping, rows)
         return kernels.product(g, inverse, a)
 
     def _condition_outputs(self, g: Tensor, gbar: Tensor) -> Tensor:
@@ -186,16 +182,33 @@ class _BatchedLinear(torch.autograd.Function):
 
 
 class _PerCopy(torch.optim.Optimizer):
-    """An optimizer whose learning rate is a tensor with one number per copy, on the device, readable by a CUDA graph."""
+    """An optimizer with a learning rate for each copy, fixed once made."""
 
     def __init__(self, ensemble: Ensemble, lr: float | Sequence[float], **defaults: Any) -> None:
         rates = _per_copy("lr", lr, ensemble.copies)
         parameters = [p for p in ensemble.parameters() if p.requires_grad]
         super().__init__(parameters, defaults)
         self.lr = torch.tensor(rates, dtype=parameters[0].dtype, device=parameters[0].device)
+        #: Neighbours with one learning rate are updated by one plain kernel, which is faster than one that reads a rate per
+        #: copy.
+        self._runs: list[tuple[slice, float]] = []
+        for number, rate in enumerate(rates):
+            if self._runs and self._runs[-1][1] == rate:
+                self._runs[-1] = (slice(self._runs[-1][0].start, number + 1), rate)
+            else:
+                self._runs.append((slice(number, number + 1), rate))
 
     def _rate(self, parameter: Tensor) -> Tensor:
         return self.lr.view(-1, *[1] * (parameter.dim() - 1))
+
+    def _descend(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Move each parameter against its direction, as far as the learning rate of each copy says."""
+        if len(self._runs) > 8:
+            for parameter, direction in pairs:
+                parameter.addcmul_(direction, self._rate(parameter), value=-1)
+            return
+        for part, rate in self._runs:
+            torch._foreach_add_([p[part] for p, _ in pairs], [d[part] for _, d in pairs], alpha=-rate)
 
     def _with_gradients(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, Tensor, dict[str, Any]]]:
         for group in self.param_groups:
@@ -213,12 +226,14 @@ class SGD(_PerCopy):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all copies."""
+        pairs = []
         for group, parameter, gradient, state in self._with_gradients():
             if group["momentum"]:
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(parameter)
                 gradient = state["momentum"].mul_(group["momentum"]).add_(gradient)
-            parameter.addcmul_(gradient, self._rate(parameter), value=-1)
+            pairs.append((parameter, gradient))
+        self._descend(pairs)
 
 
 class Adam(_PerCopy):
@@ -232,6 +247,7 @@ class Adam(_PerCopy):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all copies."""
+        pairs = []
         for group, parameter, gradient, state in self._with_gradients():
             if not state:
                 # float64, because 1 − β² loses five digits in float32 at the first steps
@@ -242,7 +258,8 @@ class Adam(_PerCopy):
             state["mean"].lerp_(gradient, 1 - first)
             state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
             root = (state["square"] / (1 - second**step)).sqrt_().add_(group["eps"])
-            parameter.addcmul_(state["mean"] / root, (self._rate(parameter) / (1 - first**step)).to(parameter.dtype), value=-1)
+            pairs.append((parameter, state["mean"] / (root * (1 - first**step))))
+        self._descend(pairs)
 
 
 def _per_copy(name: str, value: float | Sequence[float], copies: int) -> list[float]:

@@ -61,8 +61,15 @@ class CrossEntropy:
     #: 1 where a target counts, 0 where `ignore_index` blanked it out; None: all count.
     counted: Tensor | None = None
 
-    def observing(self, gradient: Tensor) -> "CrossEntropy":
-        """Leave out the terms that the loss left out: they are those without a gradient."""
+    def observing(self, loss: Tensor, output: Tensor) -> "CrossEntropy":
+        """Leave out the terms that the loss left out, because their target was `ignore_index`."""
+        node = loss.grad_fn
+        if type(node).__name__ in ("NllLossBackward0", "NllLoss2DBackward0") and node is not None:
+            counted = (node._saved_target != node._saved_ignore_index).unsqueeze(_class_dim(output))  # type: ignore[attr-defined]
+            if counted.dim() == output.dim() and counted.shape[0] == output.shape[0]:
+                return replace(self, counted=counted)
+        # Behind a scaled loss, say: the terms left out are those without a gradient.
+        (gradient,) = torch.autograd.grad(loss, output, retain_graph=True)
         return replace(self, counted=(gradient != 0).any(_class_dim(gradient), keepdim=True))
 
     def terms(self, output: Tensor) -> int | Tensor:

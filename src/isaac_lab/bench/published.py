@@ -102,5 +102,7 @@ BARS = (
     Bar("ζ* reduce, BERT-shaped, CPU, 1 thread", "shapes", "cpu-1thread", "zeta_star reduce", "ratio", {"encoder": 1.05}),
     Bar("ζ* reduce, BERT-shaped, H200 eager", "shapes", "cuda-eager", "zeta_star reduce", "ratio", {"encoder": 1.05}, "H200"),
     Bar("ζ* of 182 networks at once, H200", "grid", "cuda-captured", "zeta_star", "ms", {"grid182": 2.0}, "H200"),
+    Bar("the same with products in TF32", "grid", "cuda-captured", "zeta_star", "ms", {"grid182-tf32": 2.0}, "H200"),
     Bar("ζ of 182 networks at once, H200", "grid", "cuda-captured", "zeta", "ms", {"grid182": 4.0}, "H200"),
+    Bar("the same with products in TF32", "grid", "cuda-captured", "zeta", "ms", {"grid182-tf32": 4.0}, "H200"),
 )

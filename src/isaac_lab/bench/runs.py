@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from isaac_lab.bench import counting, memory, timing
-from isaac_lab.bench.grid import GRID_METHODS, grid_problem
+from isaac_lab.bench.grid import GRID_METHODS, grid_problem, tensor_cores
 from isaac_lab.bench.modes import Mode, modes
 from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, resnet
 from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
@@ -108,8 +108,14 @@ def shapes(plan: Plan) -> Iterator[Record]:
 def grid(plan: Plan) -> Iterator[Record]:
     """Many networks at once, as in the grids of the paper; on the CPU only a few of them."""
     for mode in modes(plan.device, plan.threads):
-        problem = grid_problem() if plan.device == "cuda" else grid_problem(copies=4)
-        yield _record("grid", mode, plan, [_time(problem, GRID_METHODS, mode, plan)], "")
+        if plan.device == "cpu":
+            yield _record("grid", mode, plan, [_time(grid_problem(copies=4), GRID_METHODS, mode, plan)], "")
+            continue
+        cases = [_time(grid_problem(), GRID_METHODS, mode, plan)]
+        with tensor_cores():
+            cases.append(_time(grid_problem(), GRID_METHODS, mode, plan))
+        cases[1] |= {"name": f"{cases[0]['name']}-tf32", "title": f"{cases[0]['title']}, products in TF32"}
+        yield _record("grid", mode, plan, cases, "")
 
 
 BENCHMARKS: Mapping[str, Callable[[Plan], Iterator[Record]]] = {
@@ -122,7 +128,12 @@ BENCHMARKS: Mapping[str, Callable[[Plan], Iterator[Record]]] = {
 
 def case_count(kind: str, plan: Plan) -> int:
     """How many cases a benchmark has, over all modes; what `Plan.tick` adds up to."""
-    cases = {"table2": len(plan.models), "scaling": len(BATCHES) + len(WIDTHS), "shapes": len(SHAPE_METHODS), "grid": 1}
+    cases = {
+        "table2": len(plan.models),
+        "scaling": len(BATCHES) + len(WIDTHS),
+        "shapes": len(SHAPE_METHODS),
+        "grid": 1 if plan.device == "cpu" else 2,
+    }
     return cases[kind] * len(modes(plan.device, plan.threads))
 
 

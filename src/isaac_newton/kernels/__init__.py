@@ -16,18 +16,27 @@ __all__ = ["inverse", "product"]
 def inverse(
     x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int
 ) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
-    """(I + x xᵀ/(rows·λ))⁻¹ and the number of factorizations that failed; None where `x` is not finite and there is none."""
+    """(I + x xᵀ/(rows·λ))⁻¹ and the number of factorizations that failed; None where `x` is not finite and there is none.
+
+    λ is one number, or a tensor with one for each group.
+    """
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
         # The values of traced and batched tensors are not there to be looked at.
         return equations.inverse(equations.precise(x), 1 / (rows * damping)), 0
     if x.device.type == "cpu":
+        if isinstance(damping, Tensor) and damping.dim() == 1:
+            # With rows over √λ the damping of every group is 1.
+            return dense.inverse(x * damping.rsqrt()[:, None, None], 1 / rows)
         return dense.inverse(x, 1 / (rows * float(damping)))
     if x.device.type == "cuda" and x.dtype is torch.float32 and x.shape[-2] <= 128 and _has_triton():
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
         # In a graph the host does not count and the device does.
         return fused.inverse(x, damping, rows, launches=2 if torch.cuda.is_current_stream_capturing() else 1), 0
-    return equations.inverse(equations.precise(x), 1 / (rows * damping)).to(x.dtype), 0
+    scale = 1 / (rows * damping)
+    if isinstance(scale, Tensor) and scale.dim() == 1:
+        scale = scale[:, None, None]
+    return equations.inverse(equations.precise(x), scale).to(x.dtype), 0
 
 
 def product(

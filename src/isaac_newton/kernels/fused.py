@@ -21,7 +21,7 @@ __all__ = ["MOST_ROWS", "inverse"]
 MOST_ROWS = 128
 #: Up to this many features the program that inverts forms the Gram matrix too: one launch less is worth more than the
 #: parallelism.
-_INLINE_FEATURES = 1024
+_INLINE_FEATURES = 512
 _PIVOTS = 16
 _CHUNK = 32
 _WARPS = {16: 1, 32: 1, 64: 4, 128: 8}
@@ -30,17 +30,21 @@ _WARPS = {16: 1, 32: 1, 64: 4, 128: 8}
 def inverse(
     x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, *, launches: int = 1
 ) -> Float[Tensor, "*groups k k"]:
-    """(I + x xᵀ/(rows·λ))⁻¹; λ may be a tensor on the device, read when the kernel runs.
+    """(I + x xᵀ/(rows·λ))⁻¹; λ may be a tensor on the device, one number or one for each group, read when the kernel runs.
 
     `launches=2` forms the Gram matrix in parallel first: shorter on the device, longer on the host. Wide inputs get it anyway.
     """
-    key = (x.shape, x.stride(), x.device.index, x.data_ptr() % 16, type(damping), rows, launches)
+    key = (x.shape, x.stride(), x.device.index, x.data_ptr() % 16, _kind(damping), rows, launches)
     plan = _PLANS.get(key)
     if plan is None:
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         plan = _PLANS[key] = _Plan(x, rows, isinstance(damping, Tensor), launches)
     return plan(x, damping)
+
+
+def _kind(damping: float | Tensor) -> int:
+    return damping.dim() if isinstance(damping, Tensor) else -1
 
 
 class _Plan:
@@ -69,7 +73,8 @@ class _Plan:
         work = x.new_empty(self._groups * self._parts * self._block**2)
         if self._gram is not None:
             self._gram(x, work, *self._shape)
-        self._sweep(x, work, damping, self._rows, self._parts, *self._shape)
+        stride = damping.dim() if isinstance(damping, Tensor) else 0
+        self._sweep(x, work, damping, stride, self._rows, self._parts, *self._shape)
         # The inverse stands where the first part of the Gram matrix stood.
         return work.as_strided(*self._view)
 
@@ -125,6 +130,7 @@ def _sweep(
     x,
     work,
     damping,
+    damping_stride,
     rows,
     parts,
     size,
@@ -150,7 +156,7 @@ def _sweep(
         for part in range(1, parts):
             matrix += tl.load(work + part * BLOCK * BLOCK + square)
     if POINTER:
-        strength = tl.load(damping).to(tl.float32)
+        strength = tl.load(damping + group * damping_stride).to(tl.float32)
     else:
         strength = damping
     matrix = matrix / (rows * strength)
@@ -158,34 +164,35 @@ def _sweep(
     diagonal = i[:, None] == i[None, :]
     least = 1.0 + 1.1920929e-07 * tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
     matrix += tl.where(diagonal, least, 0.0)
-    p = tl.arange(0, PIVOTS)
-    # The first part's place is free now: through it, slices of the matrix are read and written.
+    # The first part's place is free now: through it, columns of the matrix are read and written.
     tl.store(work + square, matrix)
     tl.debug_barrier()
+    p = tl.arange(0, PIVOTS)
     for start in range(0, size, PIVOTS):
-        k = start + p
-        pivots = tl.load(work + k[:, None] * BLOCK + k[None, :])
+        columns = i[:, None] * BLOCK + (start + p)[None, :]
+        panel = tl.load(work + columns)
+        before = tl.zeros((BLOCK, PIVOTS), dtype=tl.float32)
+        after = tl.zeros((BLOCK, PIVOTS), dtype=tl.float32)
         for step in range(PIVOTS):
-            on_row = p[:, None] == step
+            on_row = i[:, None] == start + step
             on_column = p[None, :] == step
-            column = tl.sum(tl.where(on_column, pivots, 0.0), axis=1)
-            row = tl.sum(tl.where(on_row, pivots, 0.0), axis=0)
+            column = tl.sum(tl.where(on_column, panel, 0.0), axis=1)
+            row = tl.sum(tl.where(on_row, panel, 0.0), axis=0)
             pivot = tl.maximum(tl.sum(tl.where(p == step, row, 0.0), axis=0), least)
-            scaled = row / pivot
-            swept = pivots - column[:, None] * scaled[None, :]
-            swept = tl.where(on_row, scaled[None, :], tl.where(on_column, (column / pivot)[:, None], swept))
-            pivots = tl.where(on_row & on_column, -1.0 / pivot, swept)
-        outside = (i < start) | (i >= start + PIVOTS)
-        panel = tl.load(work + i[:, None] * BLOCK + k[None, :])
-        panel = tl.where(outside[:, None], panel, 0.0)
-        swept_panel = -tl.dot(panel, pivots, input_precision="tf32x3")
-        matrix = matrix - tl.dot(swept_panel, tl.trans(panel), input_precision="tf32x3")
+            scaled = column / pivot
+            before = tl.where(on_column, column[:, None], before)
+            after = tl.where(on_column, scaled[:, None], after)
+            swept = tl.where(on_row, (row / pivot)[None, :], panel - scaled[:, None] * row[None, :])
+            panel = tl.where(on_column, tl.where(on_row, -1.0 / pivot, scaled[:, None]), swept)
+        # What the pivots do to the other columns, all at once.
+        outside = ((i < start) | (i >= start + PIVOTS))[:, None]
+        before, after = tl.where(outside, before, 0.0), tl.where(outside, after, 0.0)
+        matrix -= tl.dot(before, tl.trans(after), input_precision="tf32x3")
         tl.debug_barrier()
         tl.store(work + square, matrix)
         tl.debug_barrier()
-        tl.store(work + i[:, None] * BLOCK + k[None, :], swept_panel, mask=outside[:, None])
-        tl.store(work + k[None, :] * BLOCK + i[:, None], swept_panel, mask=outside[:, None])
-        tl.store(work + k[:, None] * BLOCK + k[None, :], pivots)
+        tl.store(work + columns, panel)
+        tl.store(work + (start + p)[None, :] * BLOCK + i[:, None], panel)
         tl.debug_barrier()
         matrix = tl.load(work + square)
     tl.debug_barrier()
