@@ -76,7 +76,7 @@ def _cpu() -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout, with "+" where files differ from it; None outside of one."""
+    """The commit of the checkout, with "+" where files differ from it; outside of one ISAAC_COMMIT, if it is set."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -85,7 +85,7 @@ def _commit() -> str | None:
     try:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", "..") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("ISAAC_COMMIT")
 
 
 def _null_for_nan(value: Any) -> Any:
