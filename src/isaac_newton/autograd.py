@@ -358,7 +358,7 @@ def _apply_to_outputs(g: Tensor, factor: tuple[Tensor, Tensor, float | Tensor] |
 
 
 def _inverse(x: Tensor, damping: float | Tensor, count: int, site: Site) -> Tensor | None:
-    result, fallbacks = kernels.inverse(x, damping, count)
+    result, fallbacks = kernels.inverse(x, damping, count, in_graph=site.settings.overlap is not None)
     if fallbacks:
         site.statistics.fallbacks += fallbacks
     return result

@@ -54,6 +54,7 @@ class CapturedStep:
     def __init__(self, train_step: Callable[..., Tensor], inputs: tuple[Tensor, ...], warmup: int) -> None:
         self._train_step = train_step
         self._static = tuple(tensor.detach().clone() for tensor in inputs)
+        self._device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
         self._warmup = warmup
         self._calls = 0
         self._stream = torch.cuda.Stream()
@@ -68,7 +69,7 @@ class CapturedStep:
         self._copy(inputs)
         self._calls += 1
         if self._graph is None and self._calls <= self._warmup:
-            return self._run_as_it_is()
+            return self._warm_up(last=self._calls == self._warmup)
         if self._graph is None:
             self._capture()
         assert self._graph is not None
@@ -90,18 +91,22 @@ class CapturedStep:
                 )
             static.copy_(given, non_blocking=True)
 
-    def _run_as_it_is(self) -> Any:
-        # On the stream of the later capture, so that what is allocated now is found there then.
+    def _warm_up(self, *, last: bool) -> Any:
+        # On the stream of the later capture, so that what is allocated now is found there then. The last time with all the
+        # branches, each of which has libraries to wake up that could not wake up during a capture.
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), self._rates.watching():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.cuda.stream(self._stream))
+            stack.enter_context(self._rates.watching())
+            for settings in list(LIVE) if last else []:
+                stack.enter_context(_DeviceDampings(settings, self._device).on_device())
             result = _without_graph(self._train_step(*self._static))
         torch.cuda.current_stream().wait_stream(self._stream)
         return result
 
     def _capture(self) -> None:
         used = [settings for settings in LIVE if settings.backward_passes > self._passes.get(settings, 0)]
-        device = self._static[0].device if self._static else torch.device("cuda")
-        self._dampings = [_DeviceDampings(settings, device) for settings in used]
+        self._dampings = [_DeviceDampings(settings, self._device) for settings in used]
         passes = [settings.backward_passes for settings in used]
         graph = torch.cuda.CUDAGraph()
         with contextlib.ExitStack() as stack:

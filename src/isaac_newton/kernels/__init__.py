@@ -14,11 +14,12 @@ __all__ = ["inverse", "product"]
 
 
 def inverse(
-    x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int
+    x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, *, in_graph: bool = False
 ) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
     """(I + x xᵀ/(rows·λ))⁻¹ and the number of factorizations that failed; None where `x` is not finite and there is none.
 
-    λ is one number, or a tensor with one for each group.
+    λ is one number, or a tensor with one for each group. In a CUDA graph the host does not count and the device does:
+    `in_graph` takes more launches where that is faster.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
         # The values of traced and batched tensors are not there to be looked at.
@@ -31,8 +32,7 @@ def inverse(
     if x.device.type == "cuda" and x.dtype is torch.float32 and x.shape[-2] <= 128 and _has_triton():
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
-        # In a graph the host does not count and the device does.
-        return fused.inverse(x, damping, rows, launches=2 if torch.cuda.is_current_stream_capturing() else 1), 0
+        return fused.inverse(x, damping, rows, launches=2 if in_graph else 1), 0
     scale = 1 / (rows * damping)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]
