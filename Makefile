@@ -37,7 +37,7 @@ lint: .venv/.dev ## Style, types and the direction of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	@$(BIN)/lint-imports
 
 .PHONY: docs
 docs: .venv/.docs ## The documentation, into site/

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
+from isaac_newton.capture import _DeviceDampings
+from isaac_newton.settings import Settings
 from reference import assert_close
 
 CHECK = """
@@ -83,3 +85,24 @@ def test_capture_refuses_what_it_cannot_do() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="capture needs a CUDA device"):
             isaac.capture(torch.sum)
+
+
+def test_a_captured_schedule_is_at_the_step_to_come() -> None:
+    """What a graph reads before each replay, and in the last step before the capture; the numbers do not need a GPU."""
+    settings = Settings(damping=lambda step: 10.0 + step, output_damping=lambda step: isaac.Relative(1.0 + step))
+    settings.backward_passes = 3
+    dampings = _DeviceDampings(settings, torch.device("cpu"))
+    with dampings.on_device():
+        assert settings.device_damping is not None
+        assert settings.device_output_damping is not None
+        assert (settings.device_damping.item(), settings.device_output_damping.item()) == (13.0, 4.0)
+        read = settings.device_damping
+    assert settings.device_damping is None
+    assert settings.overlap is None
+    for step in (3, 4, 5):
+        dampings.refresh()
+        assert read.item() == 10.0 + step
+        assert settings.backward_passes == step + 1
+    settings.damping = isaac.Relative(0.5)
+    with pytest.raises(RuntimeError, match=r"between a number and isaac\.Relative"):
+        dampings.refresh()

@@ -243,6 +243,14 @@ def test_max_rows_conditions_with_a_subset_of_the_rows(kind: str, max_rows: int)
     assert_close(result, right(gradient, everything[drawn]))
 
 
+def test_max_rows_draws_from_the_averages_where_positions_are_reduced() -> None:
+    layer, x = nn.Linear(6, 4, dtype=torch.float64), torch.randn(9, 3, 6, dtype=torch.float64)
+    actual, plain, _, attached = run(layer, x, sharing="reduce", max_rows=4)
+    seed = vars(attached)["forward"].settings.seed
+    drawn = torch.randperm(9, generator=torch.Generator().manual_seed(seed))[:4]
+    assert_close(actual["weight"], right(plain["weight"], x.mean(1)[drawn]))
+
+
 @given(st.integers(2, 9), st.integers(1, 9), st.integers(1, 3))
 def test_a_subset_of_rows_is_unbiased(count: int, max_rows: int, groups: int) -> None:
     view = torch.randn(groups, count, 3, dtype=torch.float64)

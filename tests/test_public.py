@@ -11,7 +11,14 @@ import pytest
 import isaac_newton
 
 ROOT = Path(__file__).parent.parent
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPETS = [
+    pytest.param(code, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, code in enumerate(
+        re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL), start=1
+    )
+]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
@@ -49,16 +56,16 @@ def test_the_library_needs_torch_and_jaxtyping_only() -> None:
                 assert top in allowed or top in __import__("sys").stdlib_module_names, f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_readme_snippets_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", SNIPPETS)
+def test_snippets_of_the_documentation_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    exec(compile(SNIPPETS[number], f"README snippet {number + 1}", "exec"), namespace)
+    exec(compile(code, "snippet", "exec"), namespace)
     assert "isaac" in namespace
 
 
-def test_there_are_readme_snippets() -> None:
-    assert len(SNIPPETS) >= 2
+def test_the_readme_and_the_pages_have_snippets() -> None:
+    assert len(SNIPPETS) >= 5
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -52,7 +52,8 @@ def attach(
             function `(name, module) -> bool`.
         exclude: Glob pattern(s) over module names to leave out.
         sharing: What a row is where a layer sees several positions of a sample (sequences, images): "expand", each position
-            is one; "reduce", a sample's positions are averaged to one, which costs next to nothing.
+            is one; "reduce", a sample's positions are averaged to one, which costs next to nothing. Embeddings take every
+            token, which costs nothing either.
         max_rows: At most this many rows, a random subset, feed a conditioner; follows `torch.manual_seed`.
         bias: "plain" leaves bias gradients alone (the paper); "joint" conditions them with the weights by joining a
             column of ones to the inputs.

@@ -249,10 +249,7 @@ def _gradients(
     grad_weight = grad_bias = None
     if needs_weight:
         joint = needs_bias and ctx.site.settings.bias == "joint"
-        if torch.is_autocast_enabled(a.device.type):  # should the backward pass run inside one
-            with torch.autocast(a.device.type, enabled=False):
-                grad_weight = _cast(_weight_gradient(g, a, ctx, joint), dtype)
-        else:
+        with _full_precision(a):
             grad_weight = _cast(_weight_gradient(g, a, ctx, joint), dtype)
         if joint:
             return grad_weight[:, :-1], grad_weight[:, -1]

@@ -175,14 +175,15 @@ class _DeviceDampings:
         settings = self._settings()
         if settings is None:
             return
-        settings.backward_passes += 1
         self._write(settings)
+        settings.backward_passes += 1
 
     def _write(self, settings: Settings) -> None:
-        strength, relative = number(settings.damping, settings.step)
+        step = settings.backward_passes  # of the pass to come
+        strength, relative = number(settings.damping, step)
         output, output_relative = 1.0, False
         if settings.conditions_outputs and settings.output_damping != "kfac":
-            output, output_relative = number(settings.output_damping, settings.step)
+            output, output_relative = number(settings.output_damping, step)
         if self._kinds not in (None, (relative, output_relative)):
             raise RuntimeError("a damping changed between a number and isaac.Relative after the capture; capture the step anew")
         self._kinds = (relative, output_relative)
