@@ -122,8 +122,8 @@ def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], sit
 
 
 def _apply(function: type[torch.autograd.Function], *args: object) -> Any:
-    """`function.apply(*args)`, at a third of the time."""
-    # Function.apply binds the arguments to the signature of `forward`, by inspection, at each call. Only torch.func needs that.
+    """`function.apply(*args)`, without what only torch.func needs."""
+    # Function.apply binds the arguments to the signature of `forward`, by inspection, at each call: longer than a small product.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
@@ -135,7 +135,7 @@ def _saw(site: Site, *sizes: int, groups: int = 1, own_rows: bool = True) -> Non
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    # A no-op `to` costs more than a microsecond, and there are many.
+    # Even a `to` that has nothing to do takes its time, and there are many.
     return x if x.dtype is dtype else x.to(dtype)
 
 

@@ -2,7 +2,7 @@ r"""The inverse for tensors whose values may be looked at: float32 while it is a
 
 The price of conditioning is one small inverse. An explicit inverse by `cholesky_inverse` and one product is several times
 cheaper than triangular solves with row-major right-hand sides, and no less accurate here: the relative error of either is
-about $ε · κ$ with $κ ≤ 1 + \operatorname{tr}(s\,x x^\top)$. The trace costs a microsecond and decides the precision.
+about $ε · κ$ with $κ ≤ 1 + \operatorname{tr}(s\,x x^\top)$. The trace costs next to nothing and decides the precision.
 """
 
 import functools

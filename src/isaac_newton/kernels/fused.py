@@ -80,7 +80,7 @@ class _Plan:
 
 
 class _Launch:
-    """A kernel on a grid; past Triton's argument handling once it is compiled, which takes a third of the time."""
+    """A kernel on a grid; past Triton's argument handling once it is compiled."""
 
     def __init__(self, kernel: Any, grid: tuple[int, int, int], warps: int, constants: dict[str, Any]) -> None:
         self._kernel, self._grid, self._warps, self._constants = kernel, grid, warps, constants
