@@ -123,7 +123,7 @@ def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], sit
 
 def _apply(function: type[torch.autograd.Function], *args: object) -> Any:
     """`function.apply(*args)`, without what only torch.func needs."""
-    # Function.apply binds the arguments to the signature of `forward`, by inspection, at each call: longer than a small product.
+    # Function.apply binds the arguments to the signature of `forward`, by inspection, at each call: longer than a product.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
