@@ -6,6 +6,7 @@ import math
 import pickle
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -156,12 +157,12 @@ def test_the_damping_may_change_while_training() -> None:
     layer = nn.Linear(5, 3, dtype=torch.float64)
     handle = isaac.attach(layer, damping=1.0)
     x, g = torch.randn(8, 5, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
-    for damping in (1.0, 0.01, 30):
+    for damping in (1.0, 0.01, 30, np.float32(0.5), torch.tensor(2.0)):
         handle.damping = damping
         layer.zero_grad()
         layer(x).backward(g)
         assert handle.damping == damping
-        assert_close(layer.weight.grad, reference.zeta_star(g, x, damping))
+        assert_close(layer.weight.grad, reference.zeta_star(g, x, float(damping)))
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])

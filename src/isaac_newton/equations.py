@@ -20,6 +20,7 @@ that is safe. Nothing here looks at a value, so all of it works under `torch.fun
 """
 
 import math
+import numbers
 
 import torch
 from jaxtyping import Float
@@ -142,12 +143,12 @@ def precise(x: Tensor) -> Tensor:
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
-def check_damping(value: float | Tensor, name: str = "damping") -> None:
+def check_damping(value: object, name: str = "damping") -> None:
     """Refuse what is no damping. Tensors pass unread: looking at one would wait for the device."""
     if isinstance(value, Tensor):
         if value.dim() != 0:
             raise ValueError(f"{name} must be one number, got a tensor of shape {tuple(value.shape)}")
-    elif isinstance(value, bool) or not isinstance(value, int | float):
+    elif isinstance(value, bool) or not isinstance(value, numbers.Real):  # NumPy's numbers are real numbers too
         raise TypeError(f"{name} must be a number > 0, got {value!r}")
     elif math.isnan(value) or value <= 0:
         raise ValueError(f"{name} must be > 0, got {value}; use math.inf for the plain gradient")
