@@ -1,5 +1,6 @@
 """torch.compile takes an attached model whole and gives the eager gradients; torch.func and capture know their limits."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import isaac_newton as isaac
 from isaac_newton.capture import _DeviceDampings
-from isaac_newton.settings import Settings
+from isaac_newton.settings import LIVE, Settings
 from reference import assert_close
 
 CHECK = """
@@ -85,6 +86,14 @@ def test_capture_refuses_what_it_cannot_do() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="capture needs a CUDA device"):
             isaac.capture(torch.sum)
+
+
+def test_a_copy_of_an_attached_model_can_be_captured_too() -> None:
+    model = nn.Linear(3, 2)
+    handle = isaac.attach(model)
+    twin = copy.deepcopy(model)
+    assert handle._settings in LIVE
+    assert vars(twin)["forward"].settings in LIVE
 
 
 def test_a_captured_schedule_is_at_the_step_to_come() -> None:

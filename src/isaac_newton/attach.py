@@ -193,7 +193,7 @@ class Handle:
         """Run `loss.backward()` for ζ, with the extra passes for ḡ that it needs before.
 
         An extra pass computes no weight gradient and leaves every `.grad` alone. `loss` may be scaled (by a `GradScaler`, say):
-        ḡ is taken from `output`, not from it.
+        ḡ is taken from `output`, not from it. With "empirical" it may not, because there ḡ is the gradient of the loss.
 
         Args:
             loss: The loss, `loss_fn(output, target)`, or a multiple of it.

@@ -4,7 +4,7 @@ import math
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -64,6 +64,11 @@ class Settings:
                 f"ζ (output_damping={self.output_damping}) needs every row: it works with sharing='expand' and max_rows=None, "
                 f"got sharing={self.sharing!r} and max_rows={self.max_rows}; use output_damping=math.inf for ζ*"
             )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Copies and unpickled settings exist too.
+        self.__dict__.update(state)
+        LIVE.add(self)
 
     @property
     def conditions_outputs(self) -> bool:

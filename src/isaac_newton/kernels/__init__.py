@@ -12,6 +12,9 @@ from isaac_newton.kernels import dense
 
 __all__ = ["inverse", "product"]
 
+#: Beyond, one Triton program takes longer than cuSOLVER.
+MOST_FUSED_ROWS = 128
+
 
 def inverse(
     x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, *, in_graph: bool = False
@@ -29,7 +32,7 @@ def inverse(
             # With rows over √λ the damping of every group is 1.
             return dense.inverse(x * damping.rsqrt()[:, None, None], 1 / rows)
         return dense.inverse(x, 1 / (rows * float(damping)))
-    if x.device.type == "cuda" and x.dtype is torch.float32 and x.shape[-2] <= 128 and _has_triton():
+    if _can_fuse(x):
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
         return fused.inverse(x, damping, rows, launches=2 if in_graph else 1), 0
@@ -61,6 +64,12 @@ def product(
     if outputs <= features:
         return multiply(multiply(inverse, g).mT, a)
     return multiply(g.mT, multiply(inverse, a))
+
+
+def _can_fuse(x: Tensor) -> bool:
+    small = x.device.type == "cuda" and x.dtype is torch.float32 and x.shape[-2] <= MOST_FUSED_ROWS
+    # In a backward pass that will be differentiated itself, torch has to see the operations.
+    return small and not (x.requires_grad and torch.is_grad_enabled()) and _has_triton()
 
 
 @functools.cache

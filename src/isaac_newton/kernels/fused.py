@@ -15,10 +15,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["MOST_ROWS", "inverse"]
+__all__ = ["inverse"]
 
-#: Beyond, one program takes longer than cuSOLVER.
-MOST_ROWS = 128
 #: Up to this many features the program that inverts forms the Gram matrix too: one launch less is worth more than the
 #: parallelism.
 _INLINE_FEATURES = 512
