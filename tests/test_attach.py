@@ -246,8 +246,12 @@ def test_any_optimizer_follows() -> None:
         (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
         (torch.optim.AdamW, {"lr": 0.01}),
         (torch.optim.RMSprop, {"lr": 0.003}),
+        (torch.optim.Muon, {"lr": 0.02}),
     ]:
         model = mlp()
+        if optimizer_type is torch.optim.Muon:  # for matrices only
+            for layer in (0, 2, 4):
+                model[layer].bias = None
         isaac.attach(model, damping=0.1)
         optimizer = optimizer_type(model.parameters(), **options)
         losses = []
@@ -259,3 +263,29 @@ def test_any_optimizer_follows() -> None:
             losses.append(loss.item())
         assert math.isfinite(losses[-1])
         assert losses[-1] < 0.8 * losses[0]
+
+
+def test_clipping_and_a_gradient_scaler_work_on_the_conditioned_gradient() -> None:
+    x, y = torch.randn(16, 7), torch.randn(16, 4)
+    start = mlp(torch.float32).state_dict()
+    results = []
+    for scaled in (False, True):
+        model = mlp(torch.float32)
+        model.load_state_dict(start)
+        isaac.attach(model, damping=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=1024.0)
+        for poison in (0.0, math.inf, 0.0):
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.mse_loss(model(x + poison), y)).backward()
+            if not scaled and poison:
+                continue  # what the scaler does by itself
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+        if scaled:
+            assert scaler.get_scale() == 512.0  # halved once, by the batch that overflowed
+    assert results[0].isfinite().all()
+    assert_close(results[1], results[0], 1e-5)

@@ -169,3 +169,14 @@ def test_zeta_reaches_into_attention() -> None:
         assert p.grad.isfinite().all()
         difference = (p.grad - plain.get_parameter(name).grad).norm()
         assert difference > 0 if p.dim() > 1 else difference < 1e-12
+
+
+def test_a_mask_leaves_padding_out_of_attention_too() -> None:
+    plain = nn.MultiheadAttention(8, 2, dtype=torch.float64, batch_first=True)
+    attached = copy.deepcopy(plain)
+    handle = isaac.attach(attached, DAMPING)
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    handle.mask = mask = torch.arange(5) < torch.tensor([5, 3, 1])[:, None]
+    for module in (plain, attached):
+        module(x, x, x, key_padding_mask=~mask)[0].square().sum().backward()
+    assert_close(attached.in_proj_weight.grad, right(plain.in_proj_weight.grad, x[mask]))

@@ -318,3 +318,24 @@ def test_averaged_rows_cost_less_than_two_percent_in_layers_of_berts_shape() -> 
     for seen in handle.statistics.values():
         assert seen.rows == 8
         assert 0 < seen.extra_multiplications < 0.02 * seen.own_multiplications
+
+
+@pytest.mark.parametrize("bias", ["plain", "joint"])
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_gpt2s_linear_layer_agrees_with_explicit_rows(bias: str, sharing: str) -> None:
+    pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
+    plain = pytorch_utils.Conv1D(4, 6).double()
+    attached = copy.deepcopy(plain)
+    isaac.attach(attached, 0.3, bias=bias, sharing=sharing)
+    x, g = torch.randn(5, 3, 6, dtype=torch.float64), torch.randn(5, 3, 4, dtype=torch.float64)
+    assert torch.equal(attached(x), plain(x))
+    attached(x).backward(g)
+    plain(x).backward(g)
+    r = x.mean(1) if sharing == "reduce" else x.reshape(-1, 6)
+    gradient = plain.weight.grad.T
+    if bias == "joint":
+        r = torch.cat([r, torch.ones(len(r), 1, dtype=torch.float64)], dim=1)
+        gradient = torch.cat([gradient, plain.bias.grad[:, None]], dim=1)
+    expected = 0.3 * gradient @ torch.linalg.inv(r.T @ r / len(r) + 0.3 * torch.eye(r.shape[1], dtype=torch.float64))
+    assert_close(attached.weight.grad, expected[:, :6].T)
+    assert_close(attached.bias.grad, expected[:, 6] if bias == "joint" else plain.bias.grad)

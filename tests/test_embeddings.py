@@ -110,3 +110,15 @@ def test_embedding_bags_are_conditioned_by_what_is_in_the_bags(
 def test_a_bag_of_maxima_is_not_linear() -> None:
     with pytest.raises(ValueError, match="mode='max' is not linear"):
         isaac.attach(nn.EmbeddingBag(5, 3, mode="max"))
+
+
+def test_a_mask_leaves_padding_out_of_an_embeddings_counts() -> None:
+    layer = nn.Embedding(5, 3, dtype=torch.float64)
+    handle = isaac.attach(layer, DAMPING)
+    tokens, g = torch.randint(5, (4, 6)), torch.randn(4, 6, 3, dtype=torch.float64)
+    handle.mask = mask = torch.arange(6) < torch.tensor([6, 4, 2, 1])[:, None]
+    output = layer(tokens)
+    handle.mask = None  # what counts is the mask at the forward pass
+    output.backward(g)
+    plain = torch.zeros(5, 3, dtype=torch.float64).index_add_(0, tokens.reshape(-1), g.reshape(-1, 3))
+    assert_close(layer.weight.grad, right(plain.T, F.one_hot(tokens[mask], 5).double()).T)

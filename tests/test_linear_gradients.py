@@ -268,11 +268,15 @@ def test_autocast_gives_the_conditioned_gradient_in_the_weights_type(amp: torch.
     assert_close(layer.weight.grad, reference.zeta_star(g, x.detach(), 0.1), TOLERANCE[torch.float32])
 
 
-def test_a_bf16_model_trains() -> None:
-    model = mlp(torch.float32).to(torch.bfloat16)
-    isaac.attach(model, damping=0.1)
-    grads = gradients(model, torch.randn(6, 7, dtype=torch.bfloat16))
-    assert all(grad.isfinite().all() and grad.dtype == torch.bfloat16 for grad in grads.values())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_in_half_precision_gets_the_conditioned_gradient_in_its_type(dtype: torch.dtype) -> None:
+    layer = nn.Linear(9, 5).to(dtype)
+    isaac.attach(layer, damping=0.1)
+    x, g = torch.randn(6, 9).to(dtype), torch.randn(6, 5).to(dtype)
+    layer(x).backward(g)
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == dtype
+    assert_close(layer.weight.grad, reference.zeta_star(g, x, 0.1), TOLERANCE[dtype])
 
 
 def test_a_non_finite_batch_gives_a_non_finite_gradient() -> None:

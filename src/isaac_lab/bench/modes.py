@@ -76,15 +76,14 @@ class Mode:
         model, x, y = problem.make(self.device)
         step = method(model, problem.loss_fn, damping)
         if self.captured:
-            step = vars(isaac_newton)["capture"](step, x, y)
+            step = isaac_newton.capture(step, x, y)
         return lambda: step(x, y)
 
 
 def modes(device: str, threads: int) -> tuple[Mode, ...]:
-    """All modes of a device; without `isaac_newton.capture`, which older versions lack, no captured one."""
+    """All modes of a device."""
     if device == "cpu":
         return (Mode("cpu", threads),)
     if not torch.cuda.is_available():
         raise ValueError("this machine has no CUDA device that torch can use; use --device cpu")
-    eager = Mode(device, threads)
-    return (eager, Mode(device, threads, captured=True)) if callable(getattr(isaac_newton, "capture", None)) else (eager,)
+    return Mode(device, threads), Mode(device, threads, captured=True)
