@@ -5,20 +5,28 @@ import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+from torch.utils.hooks import RemovableHandle
 
 from isaac_newton import report
 from isaac_newton.autograd import Site
-from isaac_newton.damping import Damping, check
+from isaac_newton.curvature import Curvature, Place
+from isaac_newton.damping import Damping, Relative, check
+from isaac_newton.distributed import Ranks, is_sharded
 from isaac_newton.equations import precise
 from isaac_newton.layers import Registration, find
 from isaac_newton.likelihood import CrossEntropy, Likelihood, LossFunction, likelihood_of
 from isaac_newton.rows import Sharing
-from isaac_newton.settings import BiasMode, OutputCurvature, OutputDamping, Settings
+from isaac_newton.settings import BiasMode, OutputCurvature, OutputDamping, Settings, When
 from isaac_newton.statistics import Statistics
+from isaac_newton.step import condition_gradients
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["Handle", "Layers", "attach", "detach"]
 
@@ -37,6 +45,11 @@ def attach(
     output_damping: OutputDamping = math.inf,
     output_curvature: OutputCurvature = "sampled",
     samples: int = 1,
+    when: When = "backward",
+    decay: float = 0.0,
+    refresh: int = 1,
+    power: float = 1.0,
+    process_group: "ProcessGroup | None" = None,
 ) -> "Handle":
     r"""Condition the weight gradients of a model's layers by their inputs; optimizer and training loop stay as they are.
 
@@ -62,6 +75,14 @@ def attach(
         output_curvature: For ζ, where ḡ comes from: "sampled" labels (Remark 1), the "exact" root of the loss
             Hessian, or the "empirical" Fisher (Remark 4). The first two need `Handle.backward`.
         samples: Labels drawn per example for "sampled"; each costs one backward pass without weight gradients.
+        when: "backward" conditions each backward pass by its own batch (the paper). "step" gathers the curvature of all
+            backward passes, on all ranks, and conditions `.grad` once, right before the optimizer steps: call `Handle.bind`
+            or `Handle.step`.
+        decay: With "step", the share of the running average of the curvature that a step keeps; 0 for no average.
+        refresh: With "step", renew the inverse every so many steps.
+        power: With "step", the exponent $p$ of $(I + a^\top a/(bλ))^{-p}$: 1 is ISAAC, ½ whitens halfway, 0 is the gradient.
+        process_group: Processes (of `torch.distributed`) whose batches count as one. With "backward", None conditions each
+            rank by its own batch; with "step", None is the default group, because ranks share one gradient there.
 
     Returns:
         A handle to look at (`print(handle)`), to change the damping with, and to detach.
@@ -74,8 +95,13 @@ def attach(
         output_damping=output_damping,
         output_curvature=output_curvature,
         samples=samples,
+        when=when,
+        decay=decay,
+        refresh=refresh,
+        power=power,
+        ranks=Ranks(process_group) if when == "step" or process_group is not None else None,
     )
-    chosen, skipped = _select(model, layers, exclude, outputs=settings.conditions_outputs)
+    chosen, skipped = _select(model, layers, exclude, settings)
     sites: dict[str, Attachment] = {}
     for name, (layer, registration) in chosen.items():
         sites[name] = layer.__dict__["forward"] = Attachment(name, settings, layer, registration)
@@ -101,12 +127,26 @@ class Attachment(Site):
         self.layer = layer
         self.adapter = registration.adapter
         self.parts = {_child(name, part): layer.get_submodule(part) for part in registration.parts}
+        #: The parameters whose `.grad` tells whether anything was accumulated: those that the layer computes with and the
+        #: optimizer holds. Under FSDP2 these are two, and gradients wait in places of its own.
+        self._plain = {name: id(parameter) for name, parameter in layer.named_parameters() if not is_sharded(parameter)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned in training mode, the original one otherwise."""
         if self.layer.training and torch.is_grad_enabled():
             return self.adapter(self.layer, self, *args, **kwargs)
         return type(self.layer).forward(self.layer, *args, **kwargs)
+
+    def place(self, weight: Tensor, *, transposed: bool = False, bias: Tensor | None = None) -> Place:
+        """Which parameter this weight is, or is some rows of."""
+        name, start, stop = _find(self.layer, weight)
+        bias_name = None if bias is None else _find(self.layer, bias)[0]
+        return Place(name, start, stop, transposed=transposed, bias=bias_name)
+
+    def is_empty(self, place: Place) -> bool:
+        """Whether surely no gradient was accumulated since the last step."""
+        parameter = self.layer.get_parameter(place.parameter)
+        return id(parameter) == self._plain.get(place.parameter) and parameter.grad is None
 
 
 class Handle:
@@ -119,6 +159,7 @@ class Handle:
         self._settings = settings
         self._sites = dict(sites)
         self._skipped = dict(skipped)
+        self._bound: list[tuple[torch.optim.Optimizer, RemovableHandle]] = []
 
     @property
     def conditioned(self) -> Mapping[str, nn.Module]:
@@ -189,6 +230,11 @@ class Handle:
             raise ValueError(f"backward_passes must be a whole number >= 0, got {value!r}")
         self._settings.backward_passes = value
 
+    @property
+    def steps(self) -> int:
+        """With `when="step"`, the steps so far: what a damping schedule is called with."""
+        return self._settings.steps
+
     def backward(self, loss: Tensor, output: Tensor, loss_fn: LossFunction, *, retain_graph: bool = False) -> None:
         """Run `loss.backward()` for ζ, with the extra passes for ḡ that it needs before.
 
@@ -222,6 +268,96 @@ class Handle:
         finally:
             settings.empirical_scale = None
 
+    def bind(self, optimizer: torch.optim.Optimizer) -> "Handle":
+        """Condition the gradients of this optimizer's parameters at each of its steps, right before it looks at them.
+
+        For `when="step"`; with several optimizers (Muon for matrices, AdamW for the rest) call it for each. Clipping before
+        `optimizer.step()` sees the plain gradient; to clip what the optimizer uses, call `step` by hand and clip after it.
+        """
+        self._needs_step("bind")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if any(bound is optimizer for bound, _ in self._bound):
+            raise ValueError("this optimizer is already bound to this handle")
+        self._settings.bound = True
+        first = not self._bound
+
+        def condition(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            if closure is None:
+                self._step(optimizer, counts=first)
+                return None
+
+            def conditioned() -> Any:
+                loss = closure()
+                self._step(optimizer, counts=first)
+                return loss
+
+            # The closure computes the gradients, so it has to be followed, not preceded.
+            return (args[:1], {**kwargs, "closure": conditioned})
+
+        self._bound.append((optimizer, optimizer.register_step_pre_hook(condition)))
+        return self
+
+    def step(self) -> None:
+        """Condition every gradient by what its weight has gathered since the last step; for `when="step"` without `bind`."""
+        self._needs_step("step")
+        if self._bound:
+            raise RuntimeError("an optimizer is bound to this handle and conditions its gradients itself")
+        self._step(None)
+
+    def discard(self) -> None:
+        """Forget what was gathered since the last step: after a skipped step under FSDP2; elsewhere that is noticed."""
+        self._needs_step("discard")
+        for site in self._sites.values():
+            for curvature in site.curvatures.values():
+                curvature.clear()
+
+    def _needs_step(self, name: str) -> None:
+        if self._settings.when != "step":
+            raise RuntimeError(f"handle.{name} is for when='step'; with when='backward' the gradients are already conditioned")
+        if not self._sites:
+            raise ValueError("this handle is detached")
+
+    def _step(self, optimizer: torch.optim.Optimizer | None, *, counts: bool = True) -> None:
+        only = None if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        condition_gradients(self._sites, {name: site.layer for name, site in self._sites.items()}, only)
+        self._settings.steps += counts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands: counters, the damping if it is a number, and running averages; for `torch.save`."""
+        settings = self._settings
+        strength = settings.damping if isinstance(settings.damping, float) else None
+        return {
+            "format": 1,
+            "backward_passes": settings.backward_passes,
+            "steps": settings.steps,
+            "damping": settings.damping.ratio if isinstance(settings.damping, Relative) else strength,
+            "relative": isinstance(settings.damping, Relative),
+            "curvature": {
+                name: {tuple(place): curvature.state() for place, curvature in site.curvatures.items()}
+                for name, site in self._sites.items()
+                if site.curvatures
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was made; the model must be attached in the same way. A damping schedule stays as it is."""
+        if state.get("format") != 1:
+            raise ValueError(f"this is not the state of a handle that this version can read: format {state.get('format')!r}")
+        unknown = sorted(set(state["curvature"]) - set(self._sites))
+        if unknown:
+            raise ValueError(f"the state has layers that are not attached here: {', '.join(map(repr, unknown))}")
+        settings = self._settings
+        settings.backward_passes, settings.steps = state["backward_passes"], state["steps"]
+        if state["damping"] is not None:
+            settings.damping = Relative(state["damping"]) if state["relative"] else state["damping"]
+        for name, site in self._sites.items():
+            site.curvatures = {}
+            for place, saved in state["curvature"].get(name, {}).items():
+                site.curvatures[Place(*place)] = curvature = Curvature()
+                curvature.load(saved, device=next(site.layer.parameters()).device)
+
     def detach(self) -> None:
         """Give the layers of this handle their own forward pass back."""
         if not self._sites:
@@ -231,7 +367,9 @@ class Handle:
                 raise ValueError(f"layer {name!r} is no longer attached by this handle; isaac_newton.detach(model) removes all")
         for site in self._sites.values():
             del site.layer.__dict__["forward"]
-        self._sites = {}
+        for _, hook in self._bound:
+            hook.remove()
+        self._sites, self._bound = {}, []
 
     def __repr__(self) -> str:
         return report.table(self._model, self._settings, self._sites, self._skipped)
@@ -268,8 +406,23 @@ def _check_output(output: object) -> None:
         )
 
 
+def _find(layer: nn.Module, tensor: Tensor) -> tuple[str, int, int]:
+    """The name of the parameter that this tensor is, or a slice of whose rows it is, and which rows."""
+    for name, parameter in layer.named_parameters():
+        if tensor is parameter:
+            return name, 0, len(parameter)
+        if tensor._base is parameter and tensor.stride() == parameter.stride() and tensor.shape[1:] == parameter.shape[1:]:
+            start, rest = divmod(int(tensor.storage_offset() - parameter.storage_offset()), parameter.stride(0))
+            if rest == 0:
+                return name, start, start + len(tensor)
+    raise RuntimeError(
+        f"a weight of this {type(layer).__name__} is neither a parameter nor some rows of one, so when='step' does not know "
+        "whose gradient to condition; use when='backward'"
+    )
+
+
 def _select(
-    model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], *, outputs: bool
+    model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], settings: Settings
 ) -> tuple[dict[str, tuple[nn.Module, Registration]], dict[str, str]]:
     """Split the modules that own parameters into those to condition and those to skip, with reasons."""
     if not isinstance(model, nn.Module):
@@ -300,8 +453,14 @@ def _select(
             )
         elif isinstance(found, str):
             skipped[name] = found
-        elif outputs and not found.outputs:
+        elif settings.conditions_outputs and not found.outputs:
             skipped[name] = f"ζ needs the output gradients of {type(module).__name__}, which only ζ* does without"
+        elif settings.ranks is not None and not found.gathers:
+            skipped[name] = (
+                f"{type(module).__name__} can be conditioned by its own batch only, without when='step' and process_group"
+            )
+        elif settings.when == "step" and is_parametrized(module):
+            skipped[name] = "its weight is computed from other parameters, whose gradients when='step' cannot condition"
         else:
             chosen[name] = (module, found)
     if not chosen:

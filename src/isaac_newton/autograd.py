@@ -11,6 +11,7 @@ The dtype policy is here too: linear algebra in float32 or better, whatever auto
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -21,12 +22,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isaac_newton import kernels, rows
+from isaac_newton.curvature import Curvature, Place
 from isaac_newton.inputs import Shared
 from isaac_newton.kernels import streams
 from isaac_newton.settings import Settings
 from isaac_newton.statistics import Statistics
 
-__all__ = ["Arrange", "Site", "condition", "condition_output", "linear", "multiply_rows"]
+__all__ = ["Arrange", "Site", "condition", "condition_columns", "condition_output", "linear", "multiply_rows"]
 
 #: Brings a layer's input into the layout of `rows`: the view, and how many of its dimensions are positions.
 Arrange: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]
@@ -39,6 +41,28 @@ class Site:
         self.name = name
         self.settings = settings
         self.statistics = Statistics()
+        #: With `when="step"`: what each matrix of the layer has gathered.
+        self.curvatures: dict[Place, Curvature] = {}
+
+    def place(self, weight: Tensor, *, transposed: bool = False, bias: Tensor | None = None) -> Place:
+        """Where the gradient of this weight will be found at the step. Only the attached layer knows its parameters."""
+        raise TypeError("when='step' needs a layer that was attached with isaac_newton.attach")
+
+    def is_empty(self, place: Place) -> bool:
+        """Whether the parameter has no gradient yet: nothing was accumulated since the last step."""
+        raise NotImplementedError
+
+    def gathers(self, place: Place) -> bool:
+        """Whether the next step will look at what the backward passes before it gather."""
+        curvature, settings = self.curvatures.get(place), self.settings
+        return settings.decay > 0 or curvature is None or curvature.conditioner is None or curvature.age >= settings.refresh
+
+    def curvature(self, place: Place) -> Curvature:
+        """That of one matrix, ready to gather in the current backward pass."""
+        curvature = self.curvatures.setdefault(place, Curvature())
+        if curvature.enter(torch._C._current_graph_task_id(), empty=self.is_empty(place)):
+            self.settings.warn_about_dropped()
+        return curvature
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arrange: Arrange = rows.sequence) -> Tensor:
@@ -85,7 +109,8 @@ def condition(
         return weight, bias
     joint = bias if bias is not None and bias.requires_grad and site.settings.bias == "joint" else None
     shared = site.settings.inputs.shared(input)
-    layout = _Layout(arrange, transposed, site.settings.mask)
+    place = site.place(weight, transposed=transposed, bias=joint) if site.settings.when == "step" else None
+    layout = _Layout(arrange, transposed, site.settings.mask, place)
     new_weight, new_bias = _apply(_Condition, weight, joint, input, layout, site, shared)
     return new_weight, bias if joint is None else new_bias
 
@@ -146,10 +171,11 @@ def _working_dtype(dtype: torch.dtype) -> torch.dtype:
 class _Layout:
     """How a layer's input becomes rows, and its gradient a matrix (groups, outputs, features)."""
 
-    def __init__(self, arrange: Arrange, transposed: bool, mask: Tensor | None) -> None:
+    def __init__(self, arrange: Arrange, transposed: bool, mask: Tensor | None, place: Place | None = None) -> None:
         self.arrange = arrange
         self.transposed = transposed
         self.mask = mask
+        self.place = place
 
     def rows(self, input: Tensor, settings: Settings) -> tuple[Float[Tensor, "groups rows features"], int]:
         """The rows of the conditioner, in float32 or better, and how many rows the layer multiplied."""
@@ -188,7 +214,14 @@ class _Condition(torch.autograd.Function):
         settings = site.settings
         settings.enter_backward()
         with _full_precision(grad_weight):
+            if layout.place is not None:
+                _gather(grad_weight, x, layout, site)
+                return grad_weight, grad_bias, None, None, None, None
             r, total = layout.rows(x, settings)
+            ranks = settings.ranks
+            key = (layout.arrange, id(layout.mask), ctx.joint)
+            if ranks is not None:
+                r = ctx.shared.get(("rows", key), functools.partial(ranks.all_rows, r))
             gradient = layout.matrix(grad_weight, r.shape[0]).to(r.dtype)
             if ctx.joint:
                 # Without a gradient for the bias, its column is zero and does not disturb.
@@ -197,11 +230,24 @@ class _Condition(torch.autograd.Function):
                 r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
             sizes = (total, r.shape[-2], r.shape[-1], gradient.shape[-2])
             _saw(site, *sizes, groups=r.shape[0], own_rows=False)
-            conditioned = _condition_columns(gradient, r, site, ctx.shared, (layout.arrange, id(layout.mask), ctx.joint))
+            conditioned = condition_columns(gradient, r, site, ctx.shared, key)
         if not ctx.joint:
             return layout.unmatrix(conditioned, grad_weight), None, None, None, None, None
         new_bias = None if grad_bias is None else conditioned[..., -1].reshape(grad_bias.shape).to(grad_bias.dtype)
         return layout.unmatrix(conditioned[..., :-1], grad_weight), new_bias, None, None, None, None
+
+
+def _gather(gradient: Tensor, x: Tensor, layout: _Layout, site: Site) -> None:
+    """Keep the rows for the step; the gradient stays as it is."""
+    assert layout.place is not None
+    r, total = layout.rows(x, site.settings)
+    place = layout.place._replace(groups=r.shape[0])
+    if place.bias is not None:
+        r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
+    outputs = gradient.numel() // max(place.groups * math.prod(r.shape[2:]), 1)
+    _saw(site, total, r.shape[1], r.shape[2], outputs, groups=place.groups, own_rows=False)
+    if site.gathers(place):
+        site.curvature(place).add_rows(r, keep=site.settings.keeps_rows)
 
 
 class _Linear(torch.autograd.Function):
@@ -308,7 +354,7 @@ def _row_conditioner(
     return shared.get(joint, lambda: _inverse(a if count < features else a.mT, damping, count, site))
 
 
-def _condition_columns(
+def condition_columns(
     gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], site: Site, shared: Shared, key: object
 ) -> Float[Tensor, "groups out in"]:
     """∇ (I + rᵀr/(kλ))⁻¹, on the smaller of the two sides."""

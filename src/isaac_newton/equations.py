@@ -138,6 +138,23 @@ def inverse(x: Float[Tensor, "*groups k l"], scale: float | Tensor) -> Float[Ten
     return torch.cholesky_inverse(_factor(gram, 1.0))
 
 
+def root_conditioner(
+    moment: Float[Tensor, "*groups n n"], damping: float | Tensor, power: float = 1.0
+) -> Float[Tensor, "*groups n n"]:
+    r"""$(I + S / λ_a)^{-p}$ for a second moment $S$ of rows: 1 is ISAAC, ½ whitens halfway, 0 is the identity.
+
+    A gradient multiplied by it from the right is ζ* for $p = 1$ and $S = a^\top a / b$. NaN where `moment` is not finite.
+    """
+    gram = precise(moment) / damping
+    if power == 1.0:
+        return torch.cholesky_inverse(_factor(gram, 1.0))
+    finite = gram.isfinite().all(-1).all(-1)[..., None, None]
+    # The eigensolver raises where the other one returns NaN.
+    values, vectors = torch.linalg.eigh(torch.where(finite, gram, 0.0))
+    scaled = vectors * (1 + values.clamp_min(0)).pow(-power)[..., None, :]
+    return torch.where(finite, scaled @ vectors.mT, math.nan)
+
+
 def precise(x: Tensor) -> Tensor:
     """`x` in float64, or in float32 on devices without it."""
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)

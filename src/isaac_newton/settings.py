@@ -1,6 +1,7 @@
 """What one attachment has been told: shared by all of its layers, changeable while training."""
 
 import math
+import warnings
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,22 +10,25 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from isaac_newton.damping import Damping, check, current, on_device
+from isaac_newton.damping import Damping, check, current, number, on_device
+from isaac_newton.distributed import Ranks
 from isaac_newton.inputs import Inputs
 from isaac_newton.rows import Sharing
 
-__all__ = ["BiasMode", "OutputCurvature", "OutputDamping", "Settings"]
+__all__ = ["BiasMode", "OutputCurvature", "OutputDamping", "Settings", "When"]
 
 BiasMode: TypeAlias = Literal["plain", "joint"]
 OutputCurvature: TypeAlias = Literal["sampled", "exact", "empirical"]
 OutputDamping: TypeAlias = Damping | Literal["kfac"]
+When: TypeAlias = Literal["backward", "step"]
 
 
 @dataclass(eq=False)
 class Settings:
     """The options of `attach`, validated, and where training stands.
 
-    `backward_passes` is what a damping schedule is called with. `mask` says which positions count. `collecting` is true during
+    `backward_passes`, or with `when="step"` the number of `steps`, is what a damping schedule is called with. `ranks` are the
+    processes whose batches count as one; None: each its own. `mask` says which positions count. `collecting` is true during
     the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient. `empirical_scale` times the
     square root of its rows turns a layer's g into ḡ for the empirical Fisher; None: the loss is the mean over as many terms as
     the layer has rows. While a step is captured into a CUDA graph, `overlap` counts how often each weight was used, and the
@@ -38,8 +42,15 @@ class Settings:
     output_damping: OutputDamping = math.inf
     output_curvature: OutputCurvature = "sampled"
     samples: int = 1
+    when: When = "backward"
+    decay: float = 0.0
+    refresh: int = 1
+    power: float = 1.0
+    ranks: Ranks | None = None
     mask: Tensor | None = None
     backward_passes: int = 0
+    steps: int = 0
+    bound: bool = False
     collecting: bool = False
     empirical_scale: float | Tensor | None = None
     overlap: Counter[int] | None = None
@@ -64,6 +75,23 @@ class Settings:
                 f"ζ (output_damping={self.output_damping}) needs every row: it works with sharing='expand' and max_rows=None, "
                 f"got sharing={self.sharing!r} and max_rows={self.max_rows}; use output_damping=math.inf for ζ*"
             )
+        self._check_step()
+
+    def _check_step(self) -> None:
+        check_choice("when", self.when, When)
+        check_count("refresh", self.refresh)
+        _check_share("decay", self.decay, below_one=True)
+        _check_share("power", self.power)
+        if self.when == "backward" and (self.decay, self.refresh, self.power) != (0.0, 1, 1.0):
+            raise ValueError(
+                f"decay, refresh and power are for when='step', got decay={self.decay}, refresh={self.refresh}, "
+                f"power={self.power} with when='backward'"
+            )
+        if self.conditions_outputs and (self.when == "step" or self.ranks is not None):
+            raise ValueError(
+                f"ζ (output_damping={self.output_damping}) conditions each backward pass on its rank: it works with "
+                "when='backward' and without process_group; use output_damping=math.inf for ζ*"
+            )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Copies and unpickled settings exist too.
@@ -83,11 +111,20 @@ class Settings:
     @property
     def takes_every_row(self) -> bool:
         """Whether the rows of a layer's input are themselves the rows of its conditioner."""
-        return self.sharing == "expand" and self.max_rows is None and self.mask is None
+        every = self.sharing == "expand" and self.max_rows is None and self.mask is None
+        return every and self.when == "backward" and self.ranks is None
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the rows of this step are all that its conditioner depends on; with ranks or an average they are not."""
+        alone = self.ranks is None or self.ranks.count == 1
+        return alone and self.decay == 0 and self.refresh == 1 and self.power == 1
 
     @property
     def step(self) -> int:
-        """Backward passes before the current one."""
+        """Backward passes before the current one, or steps before the current one."""
+        if self.when == "step":
+            return self.steps
         return max(self.backward_passes - 1, 0)
 
     @property
@@ -104,11 +141,30 @@ class Settings:
             self._graph_task = task
             self.backward_passes += 1
 
+    def warn_about_dropped(self) -> None:
+        """Rows were gathered and never used: normal where a step was skipped, a mistake where none was ever made."""
+        if self.steps == 0 and not self.bound:
+            self.bound = True  # once is enough
+            warnings.warn(
+                "when='step', but nothing was conditioned so far: call handle.bind(optimizer) once, or handle.step() before "
+                "each optimizer.step()",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def input_damping(self, a: Tensor) -> float | Tensor:
         """λ_a for rows `a` (…, rows, features) in the current backward pass."""
         if self.device_damping is not None:
             return on_device(self.damping, self.step, self.device_damping, a)
         return current(self.damping, self.step, a)
+
+    def moment_damping(self, moment: Tensor, *, diagonal: bool) -> float | Tensor:
+        """λ_a for a second moment (groups, features, features), or its diagonal, at the current step."""
+        strength, relative = number(self.damping, self.step)
+        if not relative:
+            return strength
+        values = moment if diagonal else moment.diagonal(dim1=-2, dim2=-1)
+        return (strength * values.mean()).clamp_min(torch.finfo(moment.dtype).tiny)
 
     def current_output_damping(self, gbar: Tensor, rows: int) -> float | Tensor:
         """λ_g for ḡ (samples, outputs) of a layer with so many rows, in the current backward pass."""
@@ -134,3 +190,10 @@ def check_count(name: str, value: object) -> None:
     """Refuse what is not a whole number above zero."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+
+
+def _check_share(name: str, value: object, *, below_one: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (0 <= value < 1 if below_one else 0 <= value <= 1):
+        raise ValueError(f"{name} must be at least 0 and {'below' if below_one else 'at most'} 1, got {value}")

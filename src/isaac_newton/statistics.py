@@ -1,5 +1,6 @@
 """What happened in one layer in its last backward pass, and what conditioning cost it."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +30,15 @@ class Statistics:
     extra_multiplications: int = 0
     own_multiplications: int = 0
     extra_bytes: int = 0
+
+    def fell_back(self) -> None:
+        """Count a factorization that failed, and warn."""
+        self.fallbacks += 1
+        warnings.warn(
+            "a factorization failed and was repeated with a larger damping; handle.statistics counts how often per layer",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def saw(
         self, backward_pass: int, total: int, count: int, features: int, outputs: int, *, groups: int = 1, own_rows: bool = True

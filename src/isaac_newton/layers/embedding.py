@@ -20,6 +20,7 @@ __all__: list[str] = []
 def _embedding(layer: nn.Embedding, site: Site, input: Tensor) -> Tensor:
     output = type(layer).forward(layer, input)
     mask = site.settings.mask
+    place = site.place(layer.weight)._replace(groups=0) if site.settings.when == "step" else None
 
     def divide(g: Tensor) -> Tensor:
         tokens = input.reshape(-1)
@@ -30,12 +31,18 @@ def _embedding(layer: nn.Embedding, site: Site, input: Tensor) -> Tensor:
             counted = counted & mask.reshape(-1)
         counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
         counts.index_add_(0, tokens, counted.to(counts.dtype))
+        if not torch.compiler.is_compiling():
+            site.statistics.saw_counts(site.settings.backward_passes, len(tokens), layer.embedding_dim)
+        if place is not None:
+            if site.gathers(place):
+                site.curvature(place).add_counts(counts)
+            return g
+        if site.settings.ranks is not None:
+            site.settings.ranks.add(counts)
         total = counts.sum().clamp_min(1)
         # One-hot rows as wide as the vocabulary have this mean square, which is all that a relative damping asks for.
         mean_square = torch.full((1, 1), layer.num_embeddings**-0.5, dtype=counts.dtype, device=counts.device)
         damping = site.settings.input_damping(mean_square)
-        if not torch.compiler.is_compiling():
-            site.statistics.saw_counts(site.settings.backward_passes, len(tokens), layer.embedding_dim)
         factor = 1 / (1 + counts / (total * damping))
         return (g * factor[input][..., None]).to(g.dtype)
 
@@ -44,6 +51,7 @@ def _embedding(layer: nn.Embedding, site: Site, input: Tensor) -> Tensor:
 
 @register(
     nn.EmbeddingBag,
+    gathers=False,
     refuse=lambda layer: "mode='max' is not linear in the weights; use 'sum' or 'mean'" if layer.mode == "max" else None,
 )
 def _embedding_bag(

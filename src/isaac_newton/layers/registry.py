@@ -18,13 +18,14 @@ class Registration:
     """An adapter and what it covers.
 
     `parts` are submodules whose weights the adapter conditions with the layer's own. `outputs` says whether it can
-    condition the output side too (ζ). `refuse` may name a reason why one particular layer of the type cannot be
-    conditioned.
+    condition the output side too (ζ), `gathers` whether it can wait for the optimizer's step and for other ranks.
+    `refuse` may name a reason why one particular layer of the type cannot be conditioned.
     """
 
     adapter: Adapter
     parts: Sequence[str] = ()
     outputs: bool = False
+    gathers: bool = True
     refuse: Callable[[Any], str | None] = lambda layer: None
 
 
@@ -49,6 +50,7 @@ def register(
     *,
     parts: Sequence[str] = (),
     outputs: bool = False,
+    gathers: bool = True,
     refuse: Callable[[Any], str | None] = lambda layer: None,
 ) -> Callable[[_AdapterT], _AdapterT]:
     """Make a function the adapter of a layer type, and of its subclasses that keep its `forward`.
@@ -61,13 +63,14 @@ def register(
         layer_type: The class, or its full name if importing it only to name it would be too much.
         parts: Submodules whose weights the adapter conditions too, though it does not call them.
         outputs: Whether the adapter serves ζ as well as ζ*; those built on `isaac_newton.condition` do not.
+        gathers: Whether the adapter serves `when="step"` and `process_group`; those built on `isaac_newton.condition` do.
         refuse: Given a layer of the type, the reason why this one cannot be conditioned, or None.
     """
 
     def add(adapter: _AdapterT) -> _AdapterT:
         if layer_type in _REGISTRY:
             raise ValueError(f"{layer_type} already has the adapter {_REGISTRY[layer_type].adapter.__qualname__}")
-        _REGISTRY[layer_type] = Registration(adapter, tuple(parts), outputs, refuse)
+        _REGISTRY[layer_type] = Registration(adapter, tuple(parts), outputs, gathers, refuse)
         return adapter
 
     return add

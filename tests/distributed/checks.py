@@ -1,0 +1,221 @@
+"""What test_distributed.py runs on several processes: each check compares a distributed step with one on the whole batch.
+
+Run by torchrun; writes the largest relative error of each check, over all parameters and ranks, to the file named in argv.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import isaac_newton as isaac
+
+
+class Mixed(nn.Module):
+    """Every kind of layer that gathers; sizes that 2 and 4 ranks do not divide evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(13, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.conv = nn.Conv1d(6, 10, 3, groups=2)
+        self.transposed = nn.ConvTranspose1d(10, 5, 2)
+        self.hidden = nn.Linear(5, 7)
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = self.transposed(F.relu(self.conv(x.mT))).mT
+        return self.head(torch.tanh(self.hidden(x)).mean(1))
+
+
+class Branches(nn.Module):
+    """A layer that only even ranks use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.branch = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        return self.branch(x) if dist.get_rank() % 2 == 0 else x
+
+
+def model() -> Mixed:
+    torch.manual_seed(0)
+    return Mixed().double()
+
+
+def batches(step: int) -> list[tuple[Tensor, Tensor]]:
+    """A batch for each rank; their sizes differ."""
+    random = torch.Generator().manual_seed(step)
+    sizes = [3 + (rank + step) % 3 for rank in range(dist.get_world_size())]
+    total = sum(sizes)
+    x, y = torch.randint(13, (total, 6), generator=random), torch.randint(3, (total,), generator=random)
+    return list(zip(x.split(sizes), y.split(sizes), strict=True))
+
+
+def own_loss(network: nn.Module, step: int, micro: int = 1) -> Iterator[Tensor]:
+    """This rank's part of the mean loss over the batches of all ranks; averaged over ranks it is that mean."""
+    parts = batches(step)
+    x, y = parts[dist.get_rank()]
+    total = sum(len(part) for _, part in parts)
+    for own_x, own_y in zip(x.chunk(micro), y.chunk(micro), strict=True):
+        yield F.cross_entropy(network(own_x), own_y, reduction="sum") * dist.get_world_size() / total
+
+
+def reference(options: dict[str, object], steps: int, lr: float = 0.3) -> nn.Module:
+    """The same training on the whole batch in one process, which knows of no ranks."""
+    network = model()
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    handle = isaac.attach(network, **options, **({"process_group": alone} if options.get("when") == "step" else {}))
+    optimizer = torch.optim.SGD(network.parameters(), lr)
+    if options.get("when") == "step":
+        handle.bind(optimizer)
+    for step in range(steps):
+        x, y = (torch.cat(column) for column in zip(*batches(step), strict=True))
+        optimizer.zero_grad()
+        F.cross_entropy(network(x), y).backward()
+        optimizer.step()
+    return network
+
+
+def error(ours: nn.Module, theirs: nn.Module) -> float:
+    worst = 0.0
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        full = a.full_tensor() if isinstance(a, DTensor) else a
+        initial = dict(model().named_parameters())[name.removeprefix("module.")]
+        worst = max(worst, ((full - b).abs().max() / (b - initial).abs().max().clamp_min(1e-12)).item())
+    result = torch.tensor(worst)
+    dist.all_reduce(result, op=dist.ReduceOp.MAX)
+    return result.item()
+
+
+def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: int, micro: int = 1) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        for number, loss in enumerate(own_loss(network, step, micro), start=1):
+            last = number == micro
+            if hasattr(network, "set_requires_gradient_sync"):
+                network.set_requires_gradient_sync(last)
+            with nullcontext() if last or not hasattr(network, "no_sync") else network.no_sync():
+                loss.backward()
+        optimizer.step()
+
+
+def ddp_backward(**options: object) -> float:
+    """process_group in when="backward": the conditioner of the global batch."""
+    network = DistributedDataParallel(model())
+    isaac.attach(network, process_group=dist.group.WORLD, **options)
+    train(network, torch.optim.SGD(network.parameters(), 0.3), 3)
+    return error(network, reference(options, 3))
+
+
+def ddp_step(micro: int = 1, **options: object) -> float:
+    network = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(network.parameters(), 0.3)
+    options = {"when": "step", **options}
+    isaac.attach(network, **options).bind(optimizer)
+    # Micro-batches under no_sync: their graphs are made inside it, too.
+    for step in range(3):
+        optimizer.zero_grad()
+        parts = batches(step)
+        x, y = parts[dist.get_rank()]
+        total = sum(len(part) for _, part in parts)
+        pieces = list(zip(x.chunk(micro), y.chunk(micro), strict=True))
+        for number, (own_x, own_y) in enumerate(pieces, start=1):
+            with nullcontext() if number == len(pieces) else network.no_sync():
+                loss = F.cross_entropy(network(own_x), own_y, reduction="sum") * dist.get_world_size() / total
+                loss.backward()
+        optimizer.step()
+    return error(network, reference(options, 3))
+
+
+def fsdp_step(micro: int = 1, **options: object) -> float:
+    network = model()
+    for layer in (network.embedding, network.attention, network.conv, network.hidden):
+        fully_shard(layer)
+    fully_shard(network)
+    options = {"when": "step", **options}
+    handle = isaac.attach(network, **options)
+    optimizer = torch.optim.SGD(network.parameters(), 0.3)
+    handle.bind(optimizer)
+    train(network, optimizer, 3, micro)
+    return error(network, reference(options, 3))
+
+
+def ddp_own_batch() -> float:
+    """Without process_group each rank conditions by its own batch, and DDP averages the results."""
+    network = DistributedDataParallel(model())
+    isaac.attach(network, damping=0.2)
+    for loss in own_loss(network, 0):
+        loss.backward()
+    alone = model()
+    isaac.attach(alone, damping=0.2)
+    for loss in own_loss(alone, 0):
+        loss.backward()
+    worst = 0.0
+    for a, b in zip(network.parameters(), alone.parameters(), strict=True):
+        dist.all_reduce(b.grad)
+        mean = b.grad / dist.get_world_size()
+        worst = max(worst, ((a.grad - mean).abs().max() / mean.abs().max().clamp_min(1e-12)).item())
+    return worst
+
+
+def unused_on_some_ranks() -> float:
+    """Ranks that never saw a layer end with the same weights as those that did."""
+    torch.manual_seed(0)
+    network = DistributedDataParallel(Branches().double(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(network.parameters(), 0.3)
+    isaac.attach(network, damping=0.2, when="step", decay=0.5, refresh=2).bind(optimizer)
+    for step in range(5):
+        torch.manual_seed(100 * step + dist.get_rank())
+        optimizer.zero_grad()
+        network(torch.randn(4, 5, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+    worst = 0.0
+    for parameter in network.parameters():
+        other = parameter.detach().clone()
+        dist.broadcast(other, 0)
+        worst = max(worst, (parameter - other).abs().max().item())
+    result = torch.tensor(worst)
+    dist.all_reduce(result, op=dist.ReduceOp.MAX)
+    return result.item()
+
+
+CHECKS: dict[str, Callable[[], float]] = {
+    "DDP, process_group": lambda: ddp_backward(damping=0.2),
+    "DDP, process_group, joint bias and relative damping": lambda: ddp_backward(damping=isaac.Relative(0.3), bias="joint"),
+    "DDP, process_group, reduce": lambda: ddp_backward(damping=0.2, sharing="reduce"),
+    "DDP, own batch": ddp_own_batch,
+    "DDP, step": lambda: ddp_step(damping=0.2),
+    "DDP, step, accumulation under no_sync": lambda: ddp_step(micro=2, damping=0.2),
+    "DDP, step, average, power and refresh": lambda: ddp_step(damping=0.2, decay=0.7, power=0.5, refresh=2),
+    "DDP, step, a layer that some ranks do not use": unused_on_some_ranks,
+    "FSDP2, step": lambda: fsdp_step(damping=0.2),
+    "FSDP2, step, accumulation": lambda: fsdp_step(micro=2, damping=0.2),
+    "FSDP2, step, joint bias, average and power": lambda: fsdp_step(damping=0.2, bias="joint", decay=0.7, power=0.5),
+}
+
+
+def main(path: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    errors = {name: check() for name, check in CHECKS.items()}
+    if dist.get_rank() == 0:
+        path.write_text(json.dumps(errors))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
