@@ -1,0 +1,201 @@
+"""`isaac-newton data`: which data sets there are, how to get them, whether they are whole."""
+
+import enum
+import importlib.util
+import os
+from pathlib import Path
+from typing import Annotated, NoReturn, TypeAlias
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from isaac_lab.data import download, places
+from isaac_lab.data.files import SETS, DataError, File, check, contents
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="MNIST, Fashion-MNIST and the digits: list, fetch, verify.")
+
+
+class Choice(enum.StrEnum):
+    """Data sets that consist of files."""
+
+    MNIST = "mnist"
+    FASHION_MNIST = "fashion-mnist"
+    ALL = "all"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sets that are meant."""
+        return tuple(SETS) if self is Choice.ALL else (self.value,)
+
+
+Folder: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="Folder with the files, itself or in mnist/ and fashion-mnist/; before ISAAC_DATA and the cache."
+    ),
+]
+
+
+@app.command(name="list")
+def list_sets(data: Folder = None) -> None:
+    """All data sets: their sizes, and where they are or how to get them."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("Data set", "Training", "Test", "Pixels"):
+        table.add_column(heading, justify="left" if heading == "Data set" else "right", no_wrap=True)
+    table.add_column("Where", overflow="fold")
+    looked_at = _places(data)
+    for name, files in SETS.items():
+        (training, height, width), (test, *_) = files.train_images.shape, files.test_images.shape
+        table.add_row(name, f"{training:,}", f"{test:,}", f"{height} × {width}", _state(name, looked_at))
+    inside = "scikit-learn" if importlib.util.find_spec("sklearn") else r"pip install 'isaac-newton\[lab]'"
+    # The numbers stand here because importing them would import torch.
+    table.add_row("digits", "1,440", "357", "8 × 8", inside)
+    console = Console()
+    console.print(table)
+    _say(console, "Looked at, in this order:", *(f"  {place.origin}: {place.folder}" for place in looked_at))
+
+
+@app.command()
+def fetch(
+    name: Annotated[Choice, typer.Argument(help="Which set.")] = Choice.ALL,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder for mnist/ and fashion-mnist/; the cache, unless given.", show_default=False)
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="URL", help="Address of a folder with the .gz files, itself or in mnist/ and fashion-mnist/."
+        ),
+    ] = None,
+) -> None:
+    """Download the files and check them; those that are there and right stay as they are."""
+    if source is not None and not source.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"must begin with http:// or https://, got {source!r}", param_hint="'--from'")
+    folder = places.cache() if to is None else to.expanduser()
+    console = Console()
+    columns = (TextColumn("{task.description:<41}"), BarColumn(bar_width=12), DownloadColumn(), TimeRemainingColumn())
+    live = console.is_terminal and not console.is_dumb_terminal
+    with Progress(*columns, console=console, disable=not live, transient=True) as progress:
+        for each in name.names:
+            _check_writable(folder / each)
+            mirrors = SETS[each].mirrors if source is None else (f"{source.rstrip('/')}/{each}", source)
+            for file in SETS[each].files:
+                _say(console, _fetch(file, folder / each, mirrors, progress))
+    _say(console, f"Data: {folder}" + ("" if to is None else f"\nUse it with --data {folder} or ISAAC_DATA={folder}"))
+
+
+def _fetch(file: File, directory: Path, mirrors: tuple[str, ...], progress: Progress) -> str:
+    """Get one file, unless it is there; what was done, in a line."""
+    title = f"{directory.name}/{file.name}.gz"
+    if download.is_there(directory, file):
+        return f"{title}: already there"
+    task = progress.add_task(title, total=None)
+    try:
+        address = download.fetch(
+            file, directory, mirrors, tick=lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    except DataError as error:
+        progress.stop()
+        _fail(f"cannot fetch {title}: {error}", code=1)
+    except OSError as error:
+        progress.stop()
+        _fail(f"cannot write to {directory}: {error.strerror}", code=2)
+    progress.remove_task(task)
+    progress.refresh()
+    return f"{title}: fetched from {address}"
+
+
+@app.command()
+def verify(
+    name: Annotated[Choice, typer.Argument(help="Which set; if it is named, it must be there.")] = Choice.ALL,
+    data: Folder = None,
+) -> None:
+    """Compare the checksum of every file that is found; exit code 1 if one is corrupt or a set incomplete."""
+    console = Console()
+    # A folder that is named is the one in question, not what else would be looked at.
+    looked_at = _places(data)[: 1 if data else None]
+    good = True
+    for each in name.names:
+        found = [(place, directory) for place in looked_at if (directory := _find(each, place))]
+        if not found:
+            good = good and name is Choice.ALL
+            _say(console, f"{each}: not found; isaac-newton data fetch {each} downloads it")
+        for place, directory in found:
+            _say(console, f"{each} in {directory} ({place.origin})")
+            table, problems = _verify(each, directory)
+            console.print(table)
+            if problems:
+                good = False
+                _say(console, *problems, places.remedy(each, place))
+    if not good:
+        raise typer.Exit(1)
+
+
+def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
+    """A row for each file, and a sentence for each that is not as it should be."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("File", no_wrap=True)
+    table.add_column("Bytes", justify="right", no_wrap=True)
+    table.add_column("State", no_wrap=True)
+    problems = []
+    for file in SETS[name].files:
+        found = places.paths(directory, file)
+        if not found:
+            table.add_row(file.name, "", "[bold red]missing")
+            problems.append(f"{directory / file.name} is missing, and so is {file.name}.gz")
+        for path in found:
+            state = "[bold red]corrupt"
+            try:
+                content = contents(path, file)
+                state = "[bold red]wrong checksum"
+                check(content, file, path)
+                state = "[green]OK"
+            except DataError as error:
+                problems.append(str(error))
+            table.add_row(path.name, f"{path.stat().st_size:,}", state)
+    return table, problems
+
+
+def _places(data: Path | None) -> list[places.Place]:
+    try:
+        return places.places(data)
+    except DataError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _find(name: str, place: places.Place) -> Path | None:
+    try:
+        return places.find(name, place)
+    except DataError as error:
+        _fail(str(error), code=2)
+
+
+def _state(name: str, looked_at: list[places.Place]) -> str:
+    for place in looked_at:
+        if directory := _find(name, place):
+            lacking = places.missing(name, directory)
+            return f"incomplete, {len(lacking)} of 4 missing: isaac-newton data fetch {name}" if lacking else place.origin
+    return f"isaac-newton data fetch {name}"
+
+
+def _check_writable(directory: Path) -> None:
+    """Learn before the download, and without leaving anything behind, that it cannot be stored."""
+    nearest = next(path for path in (directory, *directory.absolute().parents) if os.access(path, os.F_OK))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        message = f"cannot write to {str(directory)!r}; name a directory that you can write to"
+        raise typer.BadParameter(message, param_hint="'--to'")
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _fail(message: str, *, code: int) -> NoReturn:
+    _say(Console(stderr=True), f"Error: {message}")
+    raise typer.Exit(code)
