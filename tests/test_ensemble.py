@@ -130,6 +130,58 @@ def test_zeta_of_every_copy_equals_zeta_of_a_separate_model(
             assert_close(layer.bias.grad[number, 0], single.bias.grad)
 
 
+@pytest.mark.parametrize("rows", [8, 30])
+@pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(), nn.MSELoss(), nn.CrossEntropyLoss(reduction="sum")])
+def test_the_empirical_fisher_of_every_copy_equals_that_of_a_separate_model(rows: int, loss_fn: nn.Module) -> None:
+    dampings, output_dampings = [0.1, 0.1, math.inf, math.inf, 0.5], [0.05, math.inf, math.inf, 0.01, 2.0]
+    models = [network(seed, torch.float64) for seed in range(5)]
+    x = torch.rand(rows, 12, dtype=torch.float64)
+    y = torch.randint(4, (rows,)) if isinstance(loss_fn, nn.CrossEntropyLoss) else torch.rand(rows, 4, dtype=torch.float64)
+    stacked = isaac.Ensemble(models, damping=dampings, output_damping=output_dampings, output_curvature="empirical")
+    output = stacked(x)
+    stacked.backward(stacked.losses(loss_fn, output, y), output, loss_fn)
+    for number, model in enumerate(models):
+        if output_dampings[number] != math.inf:
+            handle = isaac.attach(model, dampings[number], output_damping=output_dampings[number], output_curvature="empirical")
+            output = model(x)
+            handle.backward(loss_fn(output, y), output, loss_fn)
+        else:
+            if dampings[number] != math.inf:
+                isaac.attach(model, dampings[number])
+            loss_fn(model(x), y).backward()
+        for layer, single in ((stacked.model[i], model[i]) for i in (0, 2, 4)):
+            assert_close(layer.weight.grad[number], single.weight.grad)
+            assert_close(layer.bias.grad[number, 0], single.bias.grad)
+
+
+def test_the_empirical_fisher_takes_no_extra_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked = isaac.Ensemble([network(0, torch.float64)], damping=0.1, output_damping=0.1, output_curvature="empirical")
+    x, y = batches(0, 8, torch.float64)[0]
+    output = stacked(x)
+    losses = stacked.losses(nn.functional.cross_entropy, output, y)
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: pytest.fail("an extra pass"))
+    stacked.backward(losses, output, nn.functional.cross_entropy)
+
+
+@pytest.mark.parametrize("rows", [8, 30])
+@pytest.mark.parametrize("curvature", ["sampled", "empirical"])
+def test_a_copy_that_is_not_finite_takes_nothing_from_the_others(rows: int, curvature: str) -> None:
+    x, y = batches(0, rows, torch.float32)[0]
+    gradients = []
+    for broken in (False, True):
+        models = [network(seed, torch.float32) for seed in range(2)]
+        if broken:
+            nn.init.constant_(models[1][0].weight, math.nan)
+        stacked = isaac.Ensemble(models, damping=0.1, output_damping=0.1, output_curvature=curvature)
+        output = stacked(x)
+        torch.manual_seed(0)
+        stacked.backward(stacked.losses(nn.functional.cross_entropy, output, y), output, nn.CrossEntropyLoss())
+        gradients.append([parameter.grad for parameter in stacked.parameters()])
+    for whole, beside in zip(*gradients, strict=True):
+        assert torch.equal(whole[0], beside[0])
+        assert not beside[1].isfinite().all()
+
+
 def test_what_cannot_be_stacked_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one model"):
         isaac.Ensemble([])
@@ -137,6 +189,8 @@ def test_what_cannot_be_stacked_is_refused() -> None:
         isaac.Ensemble([nn.Sequential(nn.Conv1d(2, 2, 1))])
     with pytest.raises(ValueError, match=r"damping must be one number or one for each of the 2 copies, got 3"):
         isaac.Ensemble([nn.Linear(2, 2)] * 2, damping=[1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match=r"output_curvature must be 'sampled' or 'empirical', got 'exact'"):
+        isaac.Ensemble([nn.Linear(2, 2)], output_curvature="exact")
     with pytest.raises(ValueError, match=r"lr must be > 0, got -1"):
         ensemble.SGD(isaac.Ensemble([nn.Linear(2, 2)]), lr=-1)
     with pytest.raises(ValueError, match=r"x must be \(batch, features\) or \(1, batch, features\)"):

@@ -7,7 +7,7 @@ conditioner. A grid over dampings that would take hours one run after the other 
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,8 @@ from isaac_newton.equations import check_damping
 from isaac_newton.likelihood import LossFunction, likelihood_of
 
 __all__ = ["SGD", "Adam", "Ensemble"]
+
+EnsembleCurvature: TypeAlias = Literal["sampled", "empirical"]
 
 
 class Ensemble(nn.Module):
@@ -30,7 +32,9 @@ class Ensemble(nn.Module):
         damping: λ_a of each copy, or one for all; `math.inf` gives the plain gradient.
         output_damping: λ_g of each copy, or one for all; `math.inf` gives ζ*. If any is finite, call `backward` of the
             ensemble.
-        samples: Labels drawn per example for ḡ.
+        output_curvature: Where ḡ comes from: "sampled" labels (Remark 1), or the "empirical" Fisher (Remark 4), which needs no
+            extra pass.
+        samples: Labels drawn per example for "sampled".
     """
 
     damping: Float[Tensor, " copies"]
@@ -42,12 +46,15 @@ class Ensemble(nn.Module):
         *,
         damping: float | Sequence[float] = math.inf,
         output_damping: float | Sequence[float] = math.inf,
+        output_curvature: EnsembleCurvature = "sampled",
         samples: int = 1,
     ) -> None:
         super().__init__()
         if not models:
             raise ValueError("an ensemble needs at least one model, got none")
-        self.copies, self.samples = len(models), samples
+        if output_curvature not in get_args(EnsembleCurvature):
+            raise ValueError(f"output_curvature must be 'sampled' or 'empirical', got {output_curvature!r}")
+        self.copies, self.samples, self.output_curvature = len(models), samples, output_curvature
         dampings = _per_copy("damping", damping, self.copies)
         output_dampings = _per_copy("output_damping", output_damping, self.copies)
         self.conditions_inputs = any(value != math.inf for value in dampings)
@@ -86,8 +93,11 @@ class Ensemble(nn.Module):
 
     def backward(self, losses: Float[Tensor, " copies"], output: Tensor, loss_fn: LossFunction) -> None:
         """`losses.sum().backward()`, with the extra passes that ζ needs before. The copies do not mix; all targets count."""
-        if self.conditions_outputs:
-            likelihood = likelihood_of(loss_fn)
+        likelihood = likelihood_of(loss_fn) if self.conditions_outputs else None
+        if likelihood is not None and self.output_curvature == "empirical":
+            for layer in self._layers():
+                layer.terms = output.shape[1] if likelihood.reduction == "mean" else 1
+        elif likelihood is not None:
             flat = output.detach().flatten(0, 1)
             weights = [p for p in self.parameters() if p.requires_grad]
             scale = (output.shape[1] * self.samples) ** -0.5
@@ -131,6 +141,8 @@ class _StackedLinear(nn.Module):
         #: While ḡ is collected: the output gradients seen so far.
         self.collected: list[Tensor] | None = None
         self.gbar: Tensor | None = None
+        #: For the empirical Fisher: how many terms the loss is the mean of, so that this times g is ḡ.
+        self.terms: int | None = None
 
     def forward(self, x: Float[Tensor, "copies batch in"]) -> Float[Tensor, "copies batch out"]:
         output: Tensor = _BatchedLinear.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
@@ -141,23 +153,32 @@ class _StackedLinear(nn.Module):
     ) -> Float[Tensor, "copies out in"]:
         """ζ* or ζ of every copy."""
         ensemble, rows, features = self._ensemble[0], a.shape[1], a.shape[2]
-        if ensemble.conditions_outputs and self.gbar is not None:
+        if self.terms is not None:
+            g = self._condition_outputs(g, g * self.terms)
+            self.terms = None
+        elif ensemble.conditions_outputs and self.gbar is not None:
             g = self._condition_outputs(g, self.gbar * math.sqrt(rows))
             self.gbar = None
         if not ensemble.conditions_inputs or rows == 0:
             return kernels.product(g, None, a)
         # Where the damping is infinite, the inverse is the identity: the plain gradient.
-        inverse, _ = kernels.inverse(a if rows < features else a.mT, ensemble.damping, rows)
-        return kernels.product(g, inverse, a)
+        return kernels.product(g, _inverse(a if rows < features else a.mT, ensemble.damping, rows), a)
 
     def _condition_outputs(self, g: Tensor, gbar: Tensor) -> Tensor:
         rows, (samples, outputs) = g.shape[1], gbar.shape[1:]
         gbar = gbar * self._ensemble[0].output_damping.rsqrt()[:, None, None]
-        inverse, _ = kernels.inverse(gbar if samples < outputs else gbar.mT, 1.0, rows)
-        if inverse is None:
-            return g
-        inverse = inverse.to(g.dtype)
+        inverse = _inverse(gbar if samples < outputs else gbar.mT, 1.0, rows).to(g.dtype)
         return g - ((g @ gbar.mT / rows) @ inverse) @ gbar if samples < outputs else g @ inverse
+
+
+def _inverse(x: Float[Tensor, "copies k l"], damping: float | Tensor, rows: int) -> Float[Tensor, "copies k k"]:
+    """`kernels.inverse`, and the identity for copies that are not finite: one that diverged takes nothing from the others."""
+    inverse, _ = kernels.inverse(x, damping, rows)
+    if inverse is None:
+        finite = x.isfinite().flatten(1).all(1)
+        inverse, _ = kernels.inverse(torch.where(finite[:, None, None], x, 0.0), damping, rows)
+    assert inverse is not None
+    return inverse
 
 
 class _BatchedLinear(torch.autograd.Function):
