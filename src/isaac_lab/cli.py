@@ -1,4 +1,4 @@
-"""The command line: `isaac-newton demo` and `isaac-newton bench`."""
+"""The command line: `isaac-newton demo`, `bench`, `data`, `reproduce` and `claims`."""
 
 import enum
 import io
@@ -19,6 +19,10 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}: the laboratory needs it; pip install 'isaac-newton[lab]'") from None
 
+from isaac_lab.commands import data
+from isaac_lab.commands.claims import claims
+from isaac_lab.commands.reproduce import reproduce
+
 # torch and matplotlib take seconds to import and `--help` should not: the commands import them.
 if TYPE_CHECKING:
     from isaac_lab.demo import Measurement, Run, Summary
@@ -28,6 +32,9 @@ __all__ = ["app", "main"]
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="ISAAC Newton: see and measure what it does to training.")
 bench = typer.Typer(no_args_is_help=True, help="Measure the time and memory of a training step.")
 app.add_typer(bench, name="bench")
+app.add_typer(data.app, name="data")
+app.command()(reproduce)
+app.command()(claims)
 
 
 def main() -> None:

@@ -1,0 +1,260 @@
+"""`isaac-newton reproduce`: run a figure or table of the paper again, and draw it."""
+
+import enum
+import math
+import shlex
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+# torch and matplotlib take seconds to import and `--help` should not: the command imports them.
+if TYPE_CHECKING:
+    from isaac_lab.experiments.folder import View
+    from isaac_lab.experiments.recipe import Experiment, Outcome
+    from isaac_lab.experiments.runner import Request
+    from isaac_lab.store import Record
+
+__all__ = ["check_writable", "reproduce"]
+
+
+class ScaleChoice(enum.StrEnum):
+    """How much of the paper is run."""
+
+    SMOKE = "smoke"
+    QUICK = "quick"
+    PAPER = "paper"
+
+
+class ExecutorChoice(enum.StrEnum):
+    """What trains."""
+
+    LOCAL = "local"
+    PROCESSES = "processes"
+    ENSEMBLE = "ensemble"
+    RAY = "ray"
+
+
+class DeviceChoice(enum.StrEnum):
+    """Where it trains."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def reproduce(
+    id: Annotated[str, typer.Argument(metavar="ID", help="A figure or table: fig1 … figA3, tab2; or all; or list.")],
+    scale: Annotated[
+        ScaleChoice,
+        typer.Option(help="smoke: digits, under a minute. quick: the paper's networks, few epochs. paper: as printed."),
+    ] = ScaleChoice.SMOKE,
+    data: Annotated[Path | None, typer.Option(help="Folder with MNIST and Fashion-MNIST.", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Records and figures: OUT/ID/SCALE. Unless given: out/reproduce; to draw only, results/reproduce.",
+            show_default=False,
+        ),
+    ] = None,
+    executor: Annotated[
+        ExecutorChoice | None, typer.Option(help="Unless given: ensemble for grids, local for curves.", show_default=False)
+    ] = None,
+    device: Annotated[DeviceChoice | None, typer.Option(help="Unless given: cuda if there is one.", show_default=False)] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with what is there; --no-resume wants an empty directory.")] = True,
+    panels: Annotated[str, typer.Option(help="Comma-separated panels, such as a,b; all unless given.")] = "",
+    seeds: Annotated[int, typer.Option(min=0, help="Runs of each cell; 0: what the experiment needs.")] = 0,
+    setting: Annotated[list[str] | None, typer.Option("--set", help="field=value for every run, such as epochs=2.")] = None,
+    bench: Annotated[Path, typer.Option(help="Records of isaac-newton bench, for tab2.")] = Path("results/bench"),
+    workers: Annotated[int, typer.Option(min=1, help="Of the executor processes.")] = 2,
+    tensor_cores: Annotated[bool, typer.Option(help="Let a GPU multiply in TF32.")] = False,
+    copies: Annotated[int, typer.Option(min=1, help="The most networks of an ensemble.")] = 256,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=1, help="Epochs between checkpoints; those of a large grid are large.")
+    ] = 1,
+    draw_only: Annotated[bool, typer.Option("--draw-only", help="Draw again from the records in OUT; train nothing.")] = False,
+) -> None:
+    """Train what a figure of the paper needs, draw it, and say where everything is."""
+    console = Console()
+    with console.status("Loading torch and matplotlib …"):
+        import torch
+
+        from isaac_lab.experiments import EXPERIMENTS
+        from isaac_lab.experiments.runner import Request
+    if id == "list":
+        console.print(_list(EXPERIMENTS.values()))
+        return
+    if id != "all" and id not in EXPERIMENTS:
+        raise typer.BadParameter(f"there is no {id!r}; there are {', '.join(EXPERIMENTS)}, all and list", param_hint="ID")
+    chosen = list(EXPERIMENTS.values()) if id == "all" else [EXPERIMENTS[id]]
+    out = out or Path("results/reproduce" if draw_only else "out/reproduce")
+    request = Request(
+        scale=scale.value,
+        out=out,
+        data=data,
+        executor=executor.value if executor else "",
+        device=device.value if device else "cuda" if torch.cuda.is_available() else "cpu",
+        resume=resume,
+        panels=tuple(name.strip() for name in panels.split(",") if name.strip()),
+        seeds=seeds,
+        settings=tuple(setting or ()),
+        bench=bench,
+        workers=workers,
+        tensor_cores=tensor_cores,
+        copies=copies,
+        checkpoint_every=checkpoint_every,
+    )
+    if not draw_only:
+        check_writable(out)
+    for experiment in chosen:
+        _perform(experiment, request, console, draw_only=draw_only)
+
+
+def check_writable(directory: Path, *, option: str = "--out") -> None:
+    """Learn before the training, not after it, that its results cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        message = f"cannot write to {str(directory)!r}: {error.strerror}. Name a directory that you can write to."
+        raise typer.BadParameter(message, param_hint=f"'{option}'") from None
+
+
+def _perform(experiment: "Experiment", request: "Request", console: Console, *, draw_only: bool) -> None:
+    from isaac_lab.config import ConfigError
+    from isaac_lab.data.files import DataError
+    from isaac_lab.executors import ExecutorError
+    from isaac_lab.experiments import runner
+    from isaac_lab.store import StoreError
+
+    started = time.perf_counter()
+    request = replace(request, command=_command(experiment, request))
+    try:
+        if draw_only:
+            view = runner.draw(experiment, request)
+        else:
+            view = _with_bars(experiment, request, console)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="'--set'") from None
+    except DataError as error:
+        raise typer.BadParameter(str(error), param_hint="'--data'") from None
+    except ExecutorError as error:
+        raise typer.BadParameter(str(error), param_hint="'--executor' / '--device'") from None
+    except (StoreError, runner.NothingToDrawError) as error:
+        raise typer.BadParameter(str(error), param_hint="'--out'") from None
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read or write {error.filename!r}: {error.strerror}", param_hint="'--out'") from None
+    except runner.UnknownPanelError as error:
+        raise typer.BadParameter(str(error), param_hint="'--panels'") from None
+    _report(view, console, seconds=time.perf_counter() - started)
+
+
+def _command(experiment: "Experiment", request: "Request") -> str:
+    """How to run this again, without the places of this machine."""
+    words = ["isaac-newton", "reproduce", experiment.id, "--scale", request.scale, "--device", request.device]
+    words += ["--executor", request.executor] if request.executor else []
+    words += ["--panels", ",".join(request.panels)] if request.panels else []
+    words += ["--seeds", str(request.seeds)] if request.seeds else []
+    words += ["--tensor-cores"] if request.tensor_cores else []
+    return shlex.join(words + [word for setting in request.settings for word in ("--set", setting)])
+
+
+def _with_bars(experiment: "Experiment", request: "Request", console: Console) -> "View":
+    """Train with bars on a terminal, and with a line for each part elsewhere."""
+    from isaac_lab.experiments import runner
+    from isaac_lab.progress import bars
+
+    def say(what: str) -> None:
+        console.print(what, markup=False, highlight=False)
+
+    if not console.is_terminal or console.is_dumb_terminal:
+        return runner.run(experiment, replace(request, say=say))
+    with bars(console) as progress:
+        return runner.run(experiment, replace(request, say=say, progress=progress))
+
+
+def _list(experiments: Iterable["Experiment"]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("ID", "In the paper", "What it shows"):
+        table.add_column(heading, no_wrap=heading != "What it shows")
+    for experiment in experiments:
+        table.add_row(experiment.id, experiment.name, experiment.shows)
+    return table
+
+
+def _report(view: "View", console: Console, *, seconds: float) -> None:
+    from isaac_lab.experiments.words import setting
+
+    console.print(f"\n{view.experiment.name}: {view.experiment.shows}", markup=False, highlight=False)
+    if view.outcomes:
+        console.print(setting(view), markup=False, highlight=False)
+        console.print(_table(view))
+        for line in _times(view):
+            console.print(line, markup=False, highlight=False)
+    records = sorted({str(view.directory.parent.parent / home / view.scale.name / "records") for home in view.about})
+    places = {"Figure": f"{view.directory / 'figure.png'}, .svg", "Numbers": view.directory / "numbers.csv"}
+    for name, place in places.items():
+        console.print(f"{name}: {place}", markup=False, highlight=False, soft_wrap=True)
+    for place in records:
+        console.print(f"Records: {place}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Done in {seconds:.0f} s.\n", markup=False, highlight=False)
+
+
+def _times(view: "View") -> list[str]:
+    """What the training of each panel took, over all calls."""
+    lines = []
+    for outcome in view.outcomes:
+        calls = view.about[outcome.panel.home]["panels"].get(outcome.panel.name, {"calls": []})["calls"]
+        how = ", ".join(dict.fromkeys(f"{call['executor']} on {call['device']}" for call in calls if "device" in call))
+        if calls:
+            runs, seconds = (sum(call[key] for call in calls) for key in ("runs", "seconds"))
+            lines.append(f"Panel {outcome.panel.name}: {runs} runs trained in {seconds:.1f} s ({how}).")
+    return lines
+
+
+def _table(view: "View") -> Table:
+    """The best run of each group: where it ended, its learning rate, and the seconds of its training steps."""
+    with_accuracy = any(r.points and r.points[-1].test_accuracy is not None for o in view.outcomes for r in o.all())
+    table = Table(
+        box=box.SIMPLE_HEAD, caption="The run of each group with the lowest final training loss. Rate: chosen by short runs."
+    )
+    table.add_column("Panel", no_wrap=True)
+    table.add_column("Group", no_wrap=True)
+    headings = ["Rate", "λ_a", "λ_g", "Train\nloss", *(["Test\nacc."] if with_accuracy else []), "Diverged"]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for outcome in view.outcomes:
+        for name in outcome.records:
+            table.add_row(outcome.panel.name, name, *_row(outcome, name, with_accuracy))
+        table.add_section()
+    return table
+
+
+def _row(outcome: "Outcome", name: str, with_accuracy: bool) -> list[str]:
+    from isaac_lab.experiments.recipe import final_loss
+
+    records, rate = outcome.records[name], outcome.rates[name]
+    if not records or rate is None:
+        return ["–", "–", "–", "–", *(["–"] if with_accuracy else []), "at every rate"]
+    best = min(records, key=final_loss)
+    diverged = sum(record.status == "diverged" for record in records)
+    loss = final_loss(best)
+    cells = [f"{rate:g}", _damping(best.config.damping), _damping(best.config.output_damping)]
+    cells.append("–" if math.isinf(loss) else f"{loss:.3g}")
+    cells += [_accuracy(best)] if with_accuracy else []
+    return [*cells, f"{diverged} of {len(records)}"]
+
+
+def _damping(value: float) -> str:
+    return "∞" if value == math.inf else f"{value:g}"
+
+
+def _accuracy(record: "Record") -> str:
+    accuracy = record.points[-1].test_accuracy if record.points else None
+    return "–" if accuracy is None else f"{accuracy:.2%}"

@@ -1,0 +1,36 @@
+"""Figure 1: what the two dampings do to a classifier of MNIST, at three widths and with momentum."""
+
+from isaac_lab.experiments import grids
+from isaac_lab.experiments.folder import View
+from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, grid
+
+__all__ = ["EXPERIMENT", "panels"]
+
+ID = "fig1"
+#: Panel (the one below it shows the accuracy), width, optimizer.
+SETTINGS = (("a", 100, "sgd"), ("b", 400, "sgd"), ("c", 400, "momentum"), ("d", 1600, "sgd"))
+
+
+def panels(scale: Scale, *, home: str = ID, curvature: str = "sampled") -> tuple[Panel, ...]:
+    """Grids of a network with 100, 400 and 1600 neurons per layer, that of 400 with and without momentum."""
+    result = []
+    for name, width, optimizer in SETTINGS:
+        base = classifier(scale, width, optimizer=optimizer, curvature=curvature)
+        title = f"{base.hidden[0]} neurons" + (", momentum" if optimizer == "momentum" else "")
+        result.append(Panel(name, title, grid(base, scale), home))
+    return tuple(result)
+
+
+def draw(view: View) -> None:
+    """Training loss above, test accuracy below."""
+    title = "Figure 1: training loss and test accuracy, 5-layer ReLU network"
+    grids.draw(view, title=title, accuracy="efgh")
+
+
+EXPERIMENT = Experiment(
+    ID,
+    "Figure 1",
+    "training loss and test accuracy over λ_g and λ_a: 5-layer classifier with 100, 400 and 1600 neurons; 400 with momentum",
+    panels,
+    draw,
+)

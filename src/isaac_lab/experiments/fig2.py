@@ -1,0 +1,70 @@
+"""Figure 2: the auto-encoder trained by gradient descent, K-FAC, ζ and ζ*, over time and over steps."""
+
+import math
+from dataclasses import replace
+
+from isaac_lab.experiments import curves
+from isaac_lab.experiments.curves import Style
+from isaac_lab.experiments.folder import View
+from isaac_lab.experiments.recipe import Experiment, Group, Panel, Scale, autoencoder, tuned
+
+__all__ = ["EXPERIMENT", "STYLES", "panels"]
+
+ID = "fig2"
+#: Drawn, as in the paper.
+DAMPINGS = (0.1, 0.01)
+#: Not drawn: what the text says of λ < 0.01.
+SMALLER = (0.001, 0.0001)
+
+#: K-FAC and ζ are the same update, so that their curves may lie on each other: the lower one is thicker.
+STYLES = {
+    "kfac 0.1": Style("K-FAC, λ = 0.1", "yellow", width=4.5),
+    "kfac 0.01": Style("K-FAC, λ = 0.01", "yellow", "--", width=4.5),
+    "zeta 0.1": Style("ζ, λ = 0.1", "blue", width=2.6),
+    "zeta 0.01": Style("ζ, λ = 0.01", "blue", "--", width=2.6),
+    "zeta_star 0.1": Style("ζ*, λ = 0.1", "red"),
+    "zeta_star 0.01": Style("ζ*, λ = 0.01", "red", "--"),
+    "gradient": Style("∇ (SGD)", "black"),
+}
+
+
+def panels(scale: Scale) -> tuple[Panel, ...]:
+    """Panel a is the figure; panel b has dampings that are smaller still, for a quarter of the epochs: K-FAC is slow."""
+    base, seeds = autoencoder(scale), scale.all_seeds or 1
+    plain = tuned("gradient", base, seeds)
+    # λ_a = ∞ is only timed: what it costs to condition by the outputs alone.
+    output_side = Group("output side only", (replace(base, output_damping=0.1),))
+    drawn = tuple(group for damping in DAMPINGS for group in _methods(scale, damping, seeds))
+    short = replace(scale, epochs=max(1, scale.epochs // 4))
+    smaller = tuple(group for damping in SMALLER for group in _methods(short, damping, seeds))
+    return (
+        Panel("a", "λ = 0.1 and 0.01", (plain, *drawn), ID, clocked=(plain, *drawn, output_side)),
+        Panel("b", "λ = 0.001 and 0.0001", smaller, ID),
+    )
+
+
+def _methods(scale: Scale, damping: float, seeds: int) -> tuple[Group, ...]:
+    base = autoencoder(scale)
+    zeta = replace(base, damping=damping, output_damping=damping)
+    return (
+        # The same update as ζ, and the dearest by far: it takes the learning rate that was chosen for ζ.
+        tuned(f"kfac {damping:g}", replace(zeta, kfac=True), seeds, like=f"zeta {damping:g}"),
+        tuned(f"zeta {damping:g}", zeta, seeds),
+        tuned(f"zeta_star {damping:g}", replace(zeta, output_damping=math.inf), seeds),
+    )
+
+
+def draw(view: View) -> None:
+    """Training loss over time (left) and steps (right)."""
+    row = [curves.plot(view, STYLES, "train_loss", axis) for axis in ("seconds", "step")]
+    curves.draw(view, [row], title="Figure 2: training loss of the auto-encoder, per time and per step")
+
+
+EXPERIMENT = Experiment(
+    ID,
+    "Figure 2",
+    "auto-encoder: gradient descent, K-FAC, ζ, ζ* with λ = 0.1 and 0.01; loss per CPU time and per step",
+    panels,
+    draw,
+    executor="local",
+)

@@ -1,0 +1,23 @@
+"""Figure 4: the grid of Figure 1 b with Adam."""
+
+from isaac_lab.experiments import grids
+from isaac_lab.experiments.folder import View
+from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, grid
+
+__all__ = ["EXPERIMENT", "panels"]
+
+ID = "fig4"
+
+
+def panels(scale: Scale) -> tuple[Panel, ...]:
+    """One grid."""
+    base = classifier(scale, 400, optimizer="adam")
+    return (Panel("a", f"{base.hidden[0]} neurons, Adam", grid(base, scale), ID),)
+
+
+def draw(view: View) -> None:
+    """Training loss and test accuracy side by side."""
+    grids.draw(view, title="Figure 4: 5-layer ReLU network, Adam", accuracy="b", beside=True)
+
+
+EXPERIMENT = Experiment(ID, "Figure 4", "the grid of Figure 1 b with Adam in place of SGD", panels, draw)

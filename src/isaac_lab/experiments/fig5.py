@@ -1,0 +1,62 @@
+"""Figure 5: ζ* in some of the layers, the plain gradient in the others."""
+
+from dataclasses import replace
+
+from isaac_lab.experiments import curves
+from isaac_lab.experiments.curves import Style
+from isaac_lab.experiments.folder import View
+from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, tuned
+
+__all__ = ["EXPERIMENT", "SELECTIONS", "STYLES", "panels"]
+
+ID = "fig5"
+#: "Small but moderate", says the paper of it; which one it used here it does not say.
+DAMPING = 0.1
+
+#: Numbers of the layers with ζ*; none is all.
+SELECTIONS = {
+    "all": (),
+    "1": (1,),
+    "5": (5,),
+    "1-3": (1, 2, 3),
+    "3-5": (3, 4, 5),
+    "odd": (1, 3, 5),
+    "even": (2, 4),
+}
+
+STYLES = {
+    "all": Style("ζ* in all layers", "red", width=2.6),
+    "1": Style("ζ* in layer 1", "blue"),
+    "5": Style("ζ* in layer 5", "sky"),
+    "1-3": Style("ζ* in layers 1, 2, 3", "green"),
+    "3-5": Style("ζ* in layers 3, 4, 5", "pink"),
+    "odd": Style("ζ* in layers 1, 3, 5", "orange", "--"),
+    "even": Style("ζ* in layers 2, 4", "yellow", "--"),
+    "none": Style("∇ in all layers", "black", width=2.6),
+}
+
+
+def panels(scale: Scale) -> tuple[Panel, ...]:
+    """One panel, several seeds."""
+    base, seeds = classifier(scale, 400), scale.all_seeds or scale.seeds
+    plain = tuned("none", base, seeds)
+    selections = tuple(tuned(name, replace(base, damping=DAMPING, layers=layers), seeds) for name, layers in SELECTIONS.items())
+    groups = (plain, *selections)
+    return (Panel("a", f"ζ* in selected layers, λ = {DAMPING:g}", groups, ID, clocked=groups),)
+
+
+def draw(view: View) -> None:
+    """Training loss over time and epochs."""
+    row = [curves.plot(view, STYLES, "train_loss", axis) for axis in ("seconds", "epoch")]
+    reading = f"λ = {DAMPING:g}."
+    curves.draw(view, [row], title="Figure 5: ζ* in selected layers, training loss", reading=reading)
+
+
+EXPERIMENT = Experiment(
+    ID,
+    "Figure 5",
+    "5-layer classifier with ζ* in selected layers: training loss per CPU time and epoch",
+    panels,
+    draw,
+    executor="local",
+)

@@ -1,0 +1,56 @@
+"""Figure A1: the auto-encoder of Figure 2 against momentum, batches ten times as large, and Adam."""
+
+from dataclasses import replace
+
+from isaac_lab.experiments import curves, fig2
+from isaac_lab.experiments.curves import Style
+from isaac_lab.experiments.folder import View
+from isaac_lab.experiments.recipe import Experiment, Panel, Scale, autoencoder, tuned
+
+__all__ = ["EXPERIMENT", "panels"]
+
+ID = "figA1"
+#: Ten times the paper's.
+BATCH = 600
+DAMPING = 0.1
+
+STYLES = {
+    **fig2.STYLES,
+    "kfac 600": Style(f"K-FAC, λ = {DAMPING:g}, batch {BATCH}", "yellow", ":", width=3.5),
+    "gradient 600": Style(f"∇ (SGD), batch {BATCH}", "black", ":"),
+    "momentum": Style("SGD with momentum", "grey"),
+    "adam": Style("Adam", "pink"),
+}
+
+
+def panels(scale: Scale) -> tuple[Panel, ...]:
+    """Figure 2's panel from its own records, and what is new in panel c."""
+    base, seeds = autoencoder(scale), scale.all_seeds or 1
+    large = replace(base, batch=BATCH)
+    new = (
+        tuned("gradient 600", large, seeds),
+        tuned("kfac 600", replace(large, damping=DAMPING, output_damping=DAMPING, kfac=True), seeds),
+        tuned("momentum", replace(base, optimizer="momentum"), seeds),
+        tuned("adam", replace(base, optimizer="adam"), seeds),
+    )
+    plain = tuned("gradient", base, seeds)
+    first = fig2.panels(scale)[0]
+    return (first, Panel("c", "momentum, batch 600, Adam", new, ID, clocked=(plain, *new)))
+
+
+def draw(view: View) -> None:
+    """Training loss above, test loss below; over time (left) and epochs (right)."""
+    rows = [
+        [curves.plot(view, STYLES, quantity, axis) for axis in ("seconds", "epoch")] for quantity in ("train_loss", "test_loss")
+    ]
+    curves.draw(view, rows, title="Figure A1: the auto-encoder, more methods")
+
+
+EXPERIMENT = Experiment(
+    ID,
+    "Figure A1",
+    "Figure 2 with momentum, SGD and K-FAC at batch 600, and Adam; training and test loss per CPU time and epoch",
+    panels,
+    draw,
+    executor="local",
+)

@@ -1,0 +1,23 @@
+"""Figure A3: Figure 1 with the empirical Fisher in place of the Gauss–Newton matrix (Remark 4)."""
+
+from isaac_lab.experiments import fig1, grids
+from isaac_lab.experiments.folder import View
+from isaac_lab.experiments.recipe import Experiment, Panel, Scale
+
+__all__ = ["EXPERIMENT", "panels"]
+
+ID = "figA3"
+
+
+def panels(scale: Scale) -> tuple[Panel, ...]:
+    """The panels of Figure 1, ḡ = g."""
+    return fig1.panels(scale, home=ID, curvature="empirical")
+
+
+def draw(view: View) -> None:
+    """Training loss above, test accuracy below."""
+    title = "Figure A3: as Figure 1, with the empirical Fisher (natural gradient)"
+    grids.draw(view, title=title, accuracy="efgh")
+
+
+EXPERIMENT = Experiment(ID, "Figure A3", "Figure 1 with the Fisher-based natural gradient of Remark 4", panels, draw)

@@ -1,0 +1,463 @@
+"""The paper's experiments: which runs they are, how learning rates are chosen, what is drawn, and what bad input does."""
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner, Result
+
+import fabricate
+from isaac_lab.bench.steps import gradient
+from isaac_lab.commands.reproduce import reproduce
+from isaac_lab.config import Config, ConfigError
+from isaac_lab.experiments import EXPERIMENTS, clock, fig5, recipe
+from isaac_lab.experiments.folder import Folder, view
+from isaac_lab.experiments.grids import losses
+from isaac_lab.experiments.recipe import DECADES, RATES, SCALES, Panel
+from isaac_lab.models import AUTOENCODER
+from isaac_lab.report import grids, lines
+
+IDS = ["fig1", "fig2", "fig3", "fig4", "fig5", "tab2", "figA1", "figA2", "figA3"]
+PNG = b"\x89PNG"
+
+app = typer.Typer()
+app.command()(reproduce)
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def panel(identity: str, name: str, scale: str = "paper") -> Panel:
+    return next(panel for panel in EXPERIMENTS[identity].panels(SCALES[scale]) if panel.name == name)
+
+
+# Recipes
+
+
+def test_there_is_one_experiment_for_each_figure_and_table() -> None:
+    assert list(EXPERIMENTS) == IDS
+
+
+def test_a_grid_is_13_by_14_cells_and_the_gradient() -> None:
+    cells = panel("fig1", "b").cells
+    assert [sum(cell.sector == name for cell in cells) for name in ("zeta", "zeta_star", "gradient")] == [169, 13, 1]
+    assert {cell.damping for cell in cells} == {*DECADES, math.inf}
+    assert {cell.output_damping for cell in cells} == {*DECADES, math.inf}
+    assert DECADES[0] == 1e-6
+    assert DECADES[-1] == 1e6
+
+
+def test_the_panels_of_figure_1_are_the_papers() -> None:
+    found = [(p.cells[0].hidden, p.cells[0].optimizer) for p in EXPERIMENTS["fig1"].panels(SCALES["paper"])]
+    assert found == [((100,) * 4, "sgd"), ((400,) * 4, "sgd"), ((400,) * 4, "momentum"), ((1600,) * 4, "sgd")]
+    cell = panel("fig1", "b").cells[0]
+    assert (cell.data, cell.batch, cell.epochs) == ("mnist", 60, 40)
+
+
+def test_figure_3_and_4_change_the_task_and_the_optimizer() -> None:
+    for name, data in (("a", "mnist"), ("b", "fashion-mnist")):
+        cell = panel("fig3", name).cells[0]
+        assert (cell.task, cell.data, cell.hidden) == ("autoencoder", data, AUTOENCODER[1:-1])
+    assert {cell.optimizer for cell in panel("fig4", "a").cells} == {"adam"}
+
+
+def test_figure_a3_is_figure_1_with_the_empirical_fisher() -> None:
+    changed = [replace(cell, curvature="sampled") for cell in panel("figA3", "c").cells]
+    assert changed == list(panel("fig1", "c").cells)
+    assert {cell.curvature for cell in panel("figA3", "c").cells} == {"empirical"}
+
+
+def test_figure_5_selects_the_layers_that_the_paper_names() -> None:
+    groups = {group.name: group for group in panel("fig5", "a").groups}
+    assert {name: group.cells[0].layers for name, group in groups.items()} == {
+        "none": (),
+        "all": (),
+        "1": (1,),
+        "5": (5,),
+        "1-3": (1, 2, 3),
+        "3-5": (3, 4, 5),
+        "odd": (1, 3, 5),
+        "even": (2, 4),
+    }
+    assert groups["none"].cells[0].sector == "gradient"
+    assert groups["all"].cells[0].sector == "zeta_star"
+    assert [cell.seed for cell in groups["odd"].cells] == [0, 1, 2]
+
+
+def test_figure_a2_uses_the_records_of_figure_5_and_figure_a1_those_of_figure_2() -> None:
+    assert panel("figA2", "a") == panel("fig5", "a")
+    assert panel("figA1", "a") == panel("fig2", "a")
+    assert {cell.batch for cell in panel("figA1", "c").cells} == {60, 600}
+
+
+def test_kfac_takes_the_learning_rate_of_zeta() -> None:
+    kfac = next(group for group in panel("fig2", "a").groups if group.name == "kfac 0.1")
+    assert kfac.like == "zeta 0.1"
+    assert not recipe.trials(kfac, SCALES["paper"])
+
+
+@pytest.mark.parametrize("identity", IDS)
+def test_a_smoke_run_needs_no_data_and_small_networks(identity: str) -> None:
+    for own in EXPERIMENTS[identity].panels(SCALES["smoke"]):
+        assert {cell.data for cell in own.cells} == {"digits"}
+        assert max(max(cell.hidden) for cell in own.cells) <= 200
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("identity", IDS)
+def test_trials_are_short_runs_of_the_groups_own_cells(identity: str, scale: str) -> None:
+    for own in EXPERIMENTS[identity].panels(SCALES[scale]):
+        for group in own.groups:
+            if group.like:
+                continue
+            found = recipe.trials(group, SCALES[scale])
+            assert {config.epochs for config in found} == {SCALES[scale].tune_epochs}
+            assert {config.learning_rate for config in found} == set(SCALES[scale].rates)
+            cells = {replace(cell, learning_rate=1.0, epochs=1) for cell in group.cells}
+            assert {replace(config, learning_rate=1.0, epochs=1) for config in found} <= cells
+
+
+def test_the_learning_rates_are_the_papers() -> None:
+    assert RATES == (1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+    assert SCALES["quick"].rates == SCALES["paper"].rates == RATES
+
+
+# Tuning
+
+
+def test_the_rate_with_the_lowest_final_training_loss_is_chosen() -> None:
+    assert recipe.choose({1.0: 0.5, 0.1: 0.2, 0.01: 0.3}) == 0.1
+
+
+def test_of_equal_rates_the_larger_one_is_chosen() -> None:
+    assert recipe.choose({0.01: 0.2, 0.1: 0.2}) == 0.1
+
+
+def test_a_diverged_run_is_never_chosen() -> None:
+    base = Config(learning_rate=1.0)
+    # It went lowest before it diverged.
+    gone = fabricate.record(base, [2.3, 0.001], status="diverged")
+    fine = fabricate.record(replace(base, learning_rate=0.1), [2.3, 1.0])
+    assert recipe.choose(recipe.tried([gone, fine])) == 0.1
+    assert recipe.choose(recipe.tried([gone])) is None
+    assert recipe.choose(recipe.tried([fabricate.record(base, [2.3, math.nan])])) is None
+
+
+def test_one_good_cell_is_enough_for_a_sectors_rate() -> None:
+    def loss(config: Config) -> float:
+        if config.learning_rate == 1.0:
+            return 0.01 if config.damping == 1e-6 else math.inf
+        return 0.1
+
+    own = outcome(panel("fig4", "a", "quick"), "quick", loss)
+    assert own.rates == {"zeta": 1.0, "zeta_star": 1.0, "gradient": 0.3}
+    assert sum(math.isnan(value) for value in losses(own).values()) == 7 * 8 - 8
+
+
+def outcome(own: Panel, scale: str, loss: fabricate.Losses) -> recipe.Outcome:
+    seen: dict[str, Any] = {}
+
+    def train(configs: Any, what: str) -> Any:
+        records = fabricate.trainer(loss)(configs, what)
+        seen.update({record.config.key: record for record in records})
+        return records
+
+    recipe.train(own, SCALES[scale], train)
+    found = recipe.outcome(own, SCALES[scale], seen)
+    assert found is not None
+    return found
+
+
+def test_a_sector_in_which_every_rate_diverges_has_no_runs() -> None:
+    own = outcome(panel("fig4", "a", "quick"), "quick", lambda config: math.inf if config.sector == "zeta" else 0.1)
+    assert own.rates["zeta"] is None
+    assert own.records["zeta"] == ()
+    assert math.isnan(losses(own)[1.0, 1.0])
+    assert losses(own)[1.0, math.inf] == pytest.approx(0.1)
+
+
+def test_a_panel_with_a_missing_or_unfinished_run_has_no_outcome() -> None:
+    own = panel("fig4", "a", "quick")
+    seen: dict[str, Any] = {}
+
+    def train(configs: Any, what: str) -> Any:
+        records = fabricate.trainer(lambda config: 0.1)(configs, what)
+        seen.update({record.config.key: record for record in records})
+        return records
+
+    recipe.train(own, SCALES["quick"], train)
+    last = list(seen)[-1]
+    assert recipe.outcome(own, SCALES["quick"], {key: value for key, value in seen.items() if key != last}) is None
+    assert recipe.outcome(own, SCALES["quick"], seen | {last: replace(seen[last], status="unfinished")}) is None
+
+
+def test_settings_change_every_run_but_not_what_is_compared() -> None:
+    (changed,) = recipe.selected([panel("fig1", "b")], ["epochs=3", "batch=30"])
+    assert {(cell.epochs, cell.batch) for cell in changed.cells} == {(3, 30)}
+    with pytest.raises(ConfigError, match=r"damping=1: panel b of fig1 compares runs that differ in this"):
+        recipe.selected([panel("fig1", "b")], ["damping=1"])
+    with pytest.raises(ConfigError, match="no field 'lambda'"):
+        recipe.selected([panel("fig1", "b")], ["lambda=1"])
+
+
+# Pictures
+
+
+def heat() -> grids.Heat:
+    dampings = (0.01, 1.0, 100.0)
+    cells = {(a, g): 10**-k for k, (a, g) in enumerate((a, g) for a in dampings for g in (*dampings, math.inf))}
+    return grids.Heat("a", "a title", "η: ζ 1", dampings, {**cells, (math.inf, math.inf): math.nan}, "loss")
+
+
+def test_output_damping_grows_to_the_right_and_input_damping_downwards() -> None:
+    own = heat()
+    assert grids.place(own, 0.01, 0.01) == (0, 0)
+    assert grids.place(own, 0.01, 100.0) == (2, 0)
+    assert grids.place(own, 100.0, 0.01) == (0, 2)
+
+
+def test_zeta_star_is_the_last_column_and_the_gradient_the_corner() -> None:
+    own = heat()
+    assert grids.place(own, 0.01, math.inf) == (3 + grids.GAP, 0)
+    assert grids.place(own, math.inf, math.inf) == (3 + grids.GAP, 3 + grids.GAP)
+
+
+def test_brighter_is_better() -> None:
+    assert grids.colour_value(0.01, "loss") > grids.colour_value(0.1, "loss")
+    assert grids.colour_value(0.99, "accuracy") > grids.colour_value(0.9, "accuracy")
+    assert math.isfinite(grids.colour_value(0.0, "loss"))
+    assert math.isfinite(grids.colour_value(1.0, "accuracy"))
+
+
+def test_a_grid_of_nothing_but_diverged_runs_is_drawn(tmp_path: Path) -> None:
+    own = heat()
+    own = replace(own, values=dict.fromkeys(own.values, math.nan))
+    grids.draw([[own]], title="t", subtitle="s", path=tmp_path / "figure")
+    assert (tmp_path / "figure.png").read_bytes().startswith(PNG)
+
+
+def test_curves_end_where_a_run_diverged(tmp_path: Path) -> None:
+    whole = lines.Curve("a", "red", "-", (1.0, 2.0, 3.0), ((3.0, 2.0, 1.0), (3.0, 2.0)), diverged=True)
+    gone = lines.Curve("b", "blue", "-", (), ((), ()), diverged=True)
+    plot = lines.Plot("Training loss", "Epochs", (whole, gone))
+    lines.draw([[plot, replace(plot, seconds=True)]], title="t", subtitle="s", path=tmp_path / "figure")
+    assert (tmp_path / "figure.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("identity", ["fig1", "fig2", "fig3", "fig4", "fig5", "figA1", "figA2", "figA3"])
+def test_every_figure_is_drawn_from_records_alone(tmp_path: Path, identity: str) -> None:
+    def loss(config: Config) -> float:
+        whole = config.epochs == SCALES["smoke"].epochs
+        return math.inf if whole and (config.damping == 1e-2 or config.seed == 1) else 0.1 / (1 + config.learning_rate)
+
+    for home in {own.home for own in EXPERIMENTS[identity].panels(SCALES["smoke"])}:
+        fabricate.experiment(tmp_path, home, "smoke", loss)
+    result = invoke(identity, "--draw-only", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / identity / "smoke"
+    assert (folder / "figure.png").read_bytes().startswith(PNG)
+    picture = (folder / "figure.svg").read_text(encoding="utf-8")
+    rows = table(folder / "numbers.csv")
+    assert {"finished", "diverged"} <= {row["status"] for row in rows}
+    invoke(identity, "--draw-only", "--out", tmp_path)
+    assert (folder / "figure.svg").read_text(encoding="utf-8") == picture
+
+
+# Times of steps
+
+
+def test_explicit_kfac_with_a_large_damping_is_the_gradient() -> None:
+    for task in ("classification", "autoencoder"):
+        config = Config(data="digits", task=task, hidden=(9, 7), batch=6, damping=1e6, output_damping=1e6, kfac=True)
+        steps = {}
+        for name, method in (("kfac", clock.explicit_kfac), ("gradient", gradient)):
+            model, x, y = clock.problem(config).make("cpu")
+            steps[name] = model
+            method(model, clock.problem(config).loss_fn, 1e6)(x, y)
+        for own, plain in zip(steps["kfac"].parameters(), steps["gradient"].parameters(), strict=True):
+            torch.testing.assert_close(own.grad, plain.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_every_method_is_timed_in_turn() -> None:
+    base = Config(data="digits", hidden=(8, 8), batch=6)
+    configs = {
+        "gradient": base,
+        "star": replace(base, damping=0.1, layers=(1,)),
+        "zeta": replace(base, damping=0.1, output_damping=0.1),
+        "fisher": replace(base, damping=0.1, output_damping=0.1, curvature="empirical"),
+        "kfac": replace(base, damping=0.1, output_damping=0.1, kfac=True),
+        "momentum": replace(base, optimizer="momentum"),
+        "adam": replace(base, optimizer="adam"),
+    }
+    record = clock.measure(configs, rounds=2)
+    assert list(clock.seconds_per_step(record)) == list(configs)
+    assert all(len(method["seconds"]) == 2 for method in record["methods"])
+    assert next(m["implementation"] for m in record["methods"] if m["name"] == "kfac").startswith("K-FAC, ")
+
+
+# The command
+
+
+def test_figure_5_runs_from_nothing_and_again_without_training(tmp_path: Path) -> None:
+    arguments = ("fig5", "--out", tmp_path, "--device", "cpu", "--set", "epochs=1", "--seeds", "1")
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "fig5" / "smoke"
+    assert all((folder / name).exists() for name in ("figure.png", "figure.svg", "numbers.csv", "run.json", "steps-a.json"))
+    assert "digits" in (folder / "figure.svg").read_text(encoding="utf-8") or "digits" in result.output
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert (about["settings"], about["seeds"]) == (["epochs=1"], 1)
+    (call,) = about["panels"]["a"]["calls"]
+    assert call["runs"] == 24
+    assert str(tmp_path) not in (folder / "run.json").read_text(encoding="utf-8")
+    numbers = (folder / "numbers.csv").read_bytes()
+    again = invoke(*arguments)
+    assert again.exit_code == 0, again.output
+    assert (folder / "numbers.csv").read_bytes() == numbers
+    assert json.loads((folder / "run.json").read_text(encoding="utf-8")) == about
+    beside = invoke("figA2", *arguments[1:])
+    assert beside.exit_code == 0, beside.output
+    assert (tmp_path / "figA2" / "smoke" / "figure.png").exists()
+    assert not (tmp_path / "figA2" / "smoke" / "records").exists()
+
+
+def test_a_panel_of_figure_1_runs_as_an_ensemble(tmp_path: Path) -> None:
+    result = invoke("fig1", "--out", tmp_path, "--device", "cpu", "--panels", "a", "--set", "epochs=1")
+    assert result.exit_code == 0, result.output
+    own = view(EXPERIMENTS["fig1"], tmp_path, SCALES["smoke"])
+    (found,) = own.outcomes
+    assert {record.executor for record in found.all()} == {"ensemble"}
+    assert len(found.all()) == 3 * 4 + 1
+    rows = table(own.directory / "numbers.csv")
+    assert [sum(row["sector"] == name for row in rows) for name in ("zeta", "zeta_star", "gradient")] == [9, 3, 1]
+
+
+def test_table_2_is_drawn_from_the_benchmarks_records(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "table2-cpu-1thread.json").write_text(json.dumps(benchmark()), encoding="utf-8")
+    result = invoke("tab2", "--scale", "quick", "--out", tmp_path / "out", "--bench", tmp_path / "bench", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    rows = table(tmp_path / "out" / "tab2" / "quick" / "numbers.csv")
+    assert [(row["model"], row["method"], row["ratio"]) for row in rows] == [
+        ("100", "gradient", "1.0000"),
+        ("100", "zeta_star", "1.5000"),
+        ("100", "kfac", ""),
+    ]
+
+
+def benchmark() -> dict[str, Any]:
+    def method(name: str, ratio: float) -> dict[str, Any]:
+        spread = dict.fromkeys(("median", "low", "high"), ratio)
+        seconds = {key: value / 1e3 for key, value in spread.items()}
+        return {"name": name, "ratio": spread, "seconds_per_step": seconds, "peak_bytes": 1e6 * ratio}
+
+    methods = [method("gradient", 1.0), method("zeta_star", 1.5), {"name": "kfac", "skipped": "not installed"}]
+    return {
+        "kind": "table2",
+        "mode": "cpu-1thread",
+        "time": "2026",
+        "machine": {"cpu": "a processor", "threads": 1},
+        "settings": {"damping": 1.0},
+        "cases": [{"name": "100", "title": "5 layers × 100", "methods": methods}],
+    }
+
+
+def test_list_names_every_experiment() -> None:
+    result = invoke("list")
+    assert result.exit_code == 0
+    assert all(identity in result.output for identity in IDS)
+
+
+# Bad input
+
+
+def words(result: Result) -> str:
+    return " ".join(result.output.replace("│", " ").split())
+
+
+def test_an_unknown_id_lists_the_ids(tmp_path: Path) -> None:
+    result = invoke("fig9", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert all(identity in result.output for identity in IDS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_panel_or_setting_is_named(tmp_path: Path) -> None:
+    result = invoke("fig1", "--panels", "x", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "fig1 has no panel 'x'; it has a, b, c, d" in words(result)
+    result = invoke("fig1", "--set", "lambda=1", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "there is no field 'lambda'" in words(result)
+
+
+def test_output_that_cannot_be_written_is_said_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    result = invoke("fig5", "--out", tmp_path / "file")
+    assert result.exit_code == 2
+    assert "cannot write to" in words(result)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+def test_missing_data_are_said_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISAAC_DATA", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    result = invoke("fig4", "--scale", "quick", "--out", tmp_path / "out", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "ISAAC_DATA" in words(result)
+    assert not list((tmp_path / "out").rglob("*"))
+
+
+def test_drawing_without_records_says_how_to_make_them(tmp_path: Path) -> None:
+    result = invoke("fig4", "--draw-only", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "isaac-newton reproduce fig4 --scale smoke trains it" in words(result)
+
+
+def test_records_made_with_other_settings_are_not_mixed(tmp_path: Path) -> None:
+    fabricate.experiment(tmp_path, "fig4", "smoke", lambda config: 0.1)
+    before = (tmp_path / "fig4" / "smoke" / "run.json").read_bytes()
+    result = invoke("fig4", "--out", tmp_path, "--set", "epochs=1", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "was made without --set; name another --out" in words(result)
+    assert (tmp_path / "fig4" / "smoke" / "run.json").read_bytes() == before
+
+
+def test_no_resume_refuses_a_directory_with_records(tmp_path: Path) -> None:
+    fabricate.experiment(tmp_path, "fig4", "smoke", lambda config: 0.1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    result = invoke("fig4", "--out", tmp_path, "--no-resume", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "records already; use --resume" in words(result)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("damage", ["run.json", "version", "store", "steps-a.json"])
+def test_corrupt_records_are_named_and_left_alone(tmp_path: Path, damage: str) -> None:
+    fabricate.experiment(tmp_path, "fig5", "smoke", lambda config: 0.1)
+    folder = Folder(tmp_path / "fig5" / "smoke").directory
+    files = {"run.json": "run.json", "version": "run.json", "store": "records/store.json", "steps-a.json": "steps-a.json"}
+    path = folder / files[damage]
+    path.write_text('{"format": "isaac-newton reproduction", "version": 99}' if damage == "version" else "{", encoding="utf-8")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for more in ((), ("--draw-only",)):
+        result = invoke("fig5", "--out", tmp_path, "--device", "cpu", *more)
+        assert result.exit_code == 2, result.output
+        assert path.name in words(result).replace(" ", "")
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_the_styles_name_every_curve() -> None:
+    assert set(fig5.STYLES) == {group.name for group in panel("fig5", "a").groups}
