@@ -211,6 +211,14 @@ def test_rates_at_the_ends_of_the_list_leave_open_whether_it_is_long_enough() ->
     assert "fig1 a zeta 1" in finding.figures
 
 
+def test_a_better_rate_outside_of_the_papers_list_refutes_that_there_is_none() -> None:
+    inside = grid(BOTH_GOOD)
+    outside = replace(inside, rates={**inside.rates, "zeta": 10.0})
+    finding = check("B.1", Made({FIG1[0]: outside}))
+    assert finding.verdict is Verdict.FAILS
+    assert "better outside: fig1 a zeta 10" in finding.figures
+
+
 # Curves
 
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from isaac_lab.evidence import Evidence, Finding, Verdict
 from isaac_lab.experiments.fig5 import SELECTIONS
 from isaac_lab.experiments.grids import accuracies, losses
-from isaac_lab.experiments.recipe import Outcome
+from isaac_lab.experiments.recipe import RATES, Outcome
 from isaac_lab.store import Record
 
 Check: TypeAlias = Callable[[Evidence], Finding]
@@ -393,21 +393,27 @@ def last_three(evidence: Evidence) -> Finding:
 
 
 def rates_inside(evidence: Evidence) -> Finding:
-    """No chosen learning rate is an end of the list."""
+    """No chosen learning rate lies outside the paper's list, or at an end of what was tried."""
     found = {name: outcome for name in (*GRIDS, ("fig5", "a"), ("fig2", "a")) if (outcome := evidence.outcome(*name))}
     if not found:
         return unknown("missing: all grids")
-    ends, count = [], 0
+    outside, ends, count = [], [], 0
     for (identity, panel), outcome in found.items():
         for group, rate in outcome.rates.items():
             tried = outcome.tried.get(group)
             if not tried or rate is None:
                 continue
             count += 1
-            if rate in (max(tried), min(tried)):
+            if not min(RATES) <= rate <= max(RATES):
+                outside.append(f"{identity} {panel} {group} {rate:g}")
+            elif rate in (max(tried), min(tried)):
                 ends.append(f"{identity} {panel} {group} {rate:g}")
-    text = f"{count - len(ends)} of {count} chosen rates lie inside the range; at its ends: {', '.join(ends) or 'none'}"
-    verdict = Verdict.HOLDS if not ends else Verdict.UNKNOWN
+    inside = count - len(outside) - len(ends)
+    text = (
+        f"{inside} of {count} chosen rates lie inside the range; at its ends: {', '.join(ends) or 'none'}; "
+        f"better outside: {', '.join(outside) or 'none'}"
+    )
+    verdict = Verdict.FAILS if outside else Verdict.UNKNOWN if ends else Verdict.HOLDS
     return Finding(verdict, text, _scales(found))
 
 

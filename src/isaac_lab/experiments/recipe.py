@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DECADES",
+    "LARGER_RATES",
     "RATES",
     "SCALES",
     "Experiment",
@@ -42,6 +43,9 @@ __all__ = [
 
 #: The paper's learning rates (appendix B), largest first.
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+#: Tried beside them for auto-encoders: their loss is a mean over 784 pixels, whose gradients are so small that without these
+#: every method would end at the largest rate of the list, and the comparison would be one of rates.
+LARGER_RATES = (100.0, 30.0, 10.0, 3.0)
 #: The paper's dampings: 10^-6 … 10^6.
 DECADES = tuple(float(f"1e{exponent}") for exponent in range(-6, 7))
 
@@ -60,6 +64,7 @@ class Scale:
         dampings: λ_a and λ_g of a grid; λ_g is also ∞.
         tuned_on: Those of them that the trials of a grid use.
         rates: Learning rates to choose from.
+        larger_rates: More of them for auto-encoders, but for Adam, which does not see the size of a gradient.
         seeds: Runs of each cell that a figure shows with a spread.
         all_seeds: Runs of every cell, where the command line asks for them; 0 leaves it to the experiment.
         small: Digits of 8 × 8 and networks an eighth as wide, in place of the paper's.
@@ -72,6 +77,7 @@ class Scale:
     dampings: tuple[float, ...]
     tuned_on: tuple[float, ...]
     rates: tuple[float, ...] = RATES
+    larger_rates: tuple[float, ...] = LARGER_RATES
     seeds: int = 3
     all_seeds: int = 0
     small: bool = False
@@ -82,7 +88,16 @@ class Scale:
 SCALES: Mapping[str, Scale] = MappingProxyType(
     {
         "smoke": Scale(
-            "smoke", 5, 1, (1e-2, 1.0, 1e2), (1e-2, 1.0, 1e2), rates=(1.0, 0.1, 0.01), seeds=2, small=True, rounds=3
+            "smoke",
+            5,
+            1,
+            (1e-2, 1.0, 1e2),
+            (1e-2, 1.0, 1e2),
+            rates=(1.0, 0.1, 0.01),
+            larger_rates=(10.0,),
+            seeds=2,
+            small=True,
+            rounds=3,
         ),
         "quick": Scale("quick", 4, 1, DECADES[::2], DECADES[::2]),
         # Every second decade is enough to find the rate of a sector, and a quarter of the work.
@@ -257,14 +272,18 @@ def _with_settings(panel: Panel, settings: Sequence[str]) -> Panel:
 
 def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Config]:
     """Short runs of a group's cells at every learning rate; at one, where the settings say which."""
-    rates = scale.rates
-    if any(setting.partition("=")[0].strip() == "learning_rate" for setting in settings):
-        rates = tuple({cell.learning_rate for cell in group.tuned_on})
+    fixed = any(setting.partition("=")[0].strip() == "learning_rate" for setting in settings)
+    rates = sorted({rate for cell in group.tuned_on for rate in ([cell.learning_rate] if fixed else _rates_of(cell, scale))})
     return [
         replace(cell, learning_rate=rate, epochs=min(cell.epochs, scale.tune_epochs))
-        for rate in rates
+        for rate in reversed(rates)
         for cell in group.tuned_on
     ]
+
+
+def _rates_of(cell: Config, scale: Scale) -> tuple[float, ...]:
+    larger = cell.task == "autoencoder" and cell.optimizer != "adam"
+    return (*scale.larger_rates, *scale.rates) if larger else scale.rates
 
 
 def final_loss(record: Record) -> float:
