@@ -120,6 +120,33 @@ def test_the_trace_bounds_the_error_of_plain_float32(kind: str) -> None:
     assert 2 * dense.FLOAT32_TRACE * 2**-24 <= 1e-4
 
 
+def positive_inputs(rows: int, features: int) -> tuple[Tensor, Tensor, float]:
+    """As after a ReLU, some features always zero; a gradient along their mean; and a damping that float32 should be able to."""
+    torch.manual_seed(2)
+    a = (torch.randn(rows, features) + 1).relu() * torch.rand(features) ** 3
+    a[:, : features // 3] = 0
+    return torch.ones(rows, 2) / rows, a, a.square().sum().item() / rows / 400
+
+
+@pytest.mark.parametrize(("rows", "features"), [(250_000, 8), (60_000, 40), (3000, 8), (3, 60_000)])
+def test_long_sums_reach_1e_4(rows: int, features: int) -> None:
+    """Convolutions have many more rows than features, and each product that float32 adds to thousands is rounded."""
+    g, a, damping = positive_inputs(rows, features)
+    assert_close(in_training(g, a, damping)[0], equations.zeta_star(g.double(), a.double(), damping), 1e-4)
+
+
+@pytest.mark.parametrize(("rows", "features"), [(250_000, 8), (60_000, 40), (3000, 8)])
+def test_long_sums_reach_1e_4_at_the_step(rows: int, features: int) -> None:
+    g, a, damping = positive_inputs(rows, features)
+    layer = nn.Linear(features, 2, bias=False)
+    handle = isaac.attach(layer, damping, when="step")
+    layer(a).backward(g)
+    assert layer.weight.grad is not None
+    expected = layer.weight.grad.double() @ equations.root_conditioner(a.double().T @ a.double() / rows, damping)
+    handle.step()
+    assert_close(layer.weight.grad, expected, 1e-4)
+
+
 @pytest.mark.parametrize(("samples", "outputs"), [(20, 50), (50, 20), (1, 8), (60, 60)])
 def test_float32_zeta_in_training_agrees_with_the_equations(samples: int, outputs: int) -> None:
     g, gbar, a = torch.randn(20, outputs), torch.randn(samples, outputs), torch.randn(20, 33)

@@ -21,6 +21,7 @@ except ModuleNotFoundError as error:
 
 from isaac_lab.commands import data
 from isaac_lab.commands.claims import claims
+from isaac_lab.commands.compatibility import compatibility
 from isaac_lab.commands.reproduce import reproduce
 
 # torch and matplotlib take seconds to import and `--help` should not: the commands import them.
@@ -35,6 +36,7 @@ app.add_typer(bench, name="bench")
 app.add_typer(data.app, name="data")
 app.command()(reproduce)
 app.command()(claims)
+app.command()(compatibility)
 
 
 def main() -> None:

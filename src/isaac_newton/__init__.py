@@ -9,6 +9,7 @@ from isaac_newton.ensemble import Ensemble
 from isaac_newton.layers import register
 from isaac_newton.layers.linear import Linear
 from isaac_newton.likelihood import Likelihood
+from isaac_newton.suggest import suggest_damping
 
 __all__ = [
     "Ensemble",
@@ -23,5 +24,6 @@ __all__ = [
     "detach",
     "equations",
     "register",
+    "suggest_damping",
 ]
 __version__ = "0.1.0"

@@ -3,9 +3,10 @@
 import contextlib
 import fnmatch
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,9 @@ from isaac_newton.damping import Damping, Relative, check
 from isaac_newton.distributed import Ranks, is_sharded
 from isaac_newton.equations import precise
 from isaac_newton.layers import Registration, find
-from isaac_newton.likelihood import CrossEntropy, Likelihood, LossFunction, likelihood_of
+from isaac_newton.likelihood import CrossEntropy, Likelihood, LossFunction, likelihood_of, scale_of
 from isaac_newton.rows import Sharing
-from isaac_newton.settings import BiasMode, OutputCurvature, OutputDamping, Settings, When
+from isaac_newton.settings import BiasMode, OutputCurvature, OutputDamping, Settings, When, check_choice, check_count, is_kfac
 from isaac_newton.statistics import Statistics
 from isaac_newton.step import condition_gradients
 
@@ -87,6 +88,7 @@ def attach(
     Returns:
         A handle to look at (`print(handle)`), to change the damping with, and to detach.
     """
+    check_choice("when", when, When)
     settings = Settings(
         damping=damping,
         sharing=sharing,
@@ -129,7 +131,15 @@ class Attachment(Site):
         self.parts = {_child(name, part): layer.get_submodule(part) for part in registration.parts}
         #: The parameters whose `.grad` tells whether anything was accumulated: those that the layer computes with and the
         #: optimizer holds. Under FSDP2 these are two, and gradients wait in places of its own.
-        self._plain = {name: id(parameter) for name, parameter in layer.named_parameters() if not is_sharded(parameter)}
+        self._plain: dict[str, int] | None = self._identities()
+        self._versions: dict[str, int] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copy has parameters of its own, which are not there yet while it is made.
+        super().__setstate__({**state, "_plain": None})
+
+    def _identities(self) -> dict[str, int]:
+        return {name: id(parameter) for name, parameter in self.layer.named_parameters() if not is_sharded(parameter)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned in training mode, the original one otherwise."""
@@ -144,9 +154,22 @@ class Attachment(Site):
         return Place(name, start, stop, transposed=transposed, bias=bias_name)
 
     def is_empty(self, place: Place) -> bool:
-        """Whether surely no gradient was accumulated since the last step."""
+        """Whether surely no gradient was accumulated since the last step: there is none, or it was set to zero."""
         parameter = self.layer.get_parameter(place.parameter)
-        return id(parameter) == self._plain.get(place.parameter) and parameter.grad is None
+        self._plain = self._identities() if self._plain is None else self._plain
+        if id(parameter) != self._plain.get(place.parameter):
+            return False
+        gradient = parameter.grad
+        if gradient is None:
+            return True
+        if gradient._version == self._versions.get(place.parameter):
+            return False  # as the last backward pass left it: looking would wait for the device
+        return not (gradient._values() if gradient.is_sparse else gradient).any().item()
+
+    def leaves(self, place: Place) -> None:
+        """A backward pass is over: remember how it leaves the gradient."""
+        gradient = self.layer.get_parameter(place.parameter).grad
+        self._versions[place.parameter] = -1 if gradient is None else gradient._version
 
 
 class Handle:
@@ -176,8 +199,40 @@ class Handle:
 
     @property
     def statistics(self) -> Mapping[str, Statistics]:
-        """What happened in each conditioned layer."""
+        """What happened in each conditioned layer; on a GPU this waits until what happened is known."""
+        self._settle()
         return MappingProxyType({name: site.statistics for name, site in self._sites.items()})
+
+    @contextlib.contextmanager
+    def inspecting(self) -> Iterator[Mapping[str, Statistics]]:
+        """Within this block, layers also record what conditioning does to them.
+
+        Per layer `statistics` then has the effective rank, the largest curvature, the damping in use and the angle between the
+        conditioned and the plain gradient, and `print(handle)` shows them. The block has to hold the forward and the backward
+        pass, with `when="step"` the step. It costs an eigenvalue problem per layer, so ask now and then. Captured steps record
+        nothing.
+
+            with handle.inspecting():
+                loss_fn(model(x), y).backward()
+            print(handle)
+        """
+        settings, seen = self._settings, {}
+        for name, site in self._sites.items():
+            site.statistics.forget()
+            seen[name] = site.statistics.backward_pass
+        before, settings.inspecting = settings.inspecting, True
+        try:
+            yield self.statistics
+        finally:
+            settings.inspecting = before
+        missed = [name for name, last in seen.items() if self._sites[name].statistics.missed(last)]
+        if missed and settings.when == "backward":
+            warnings.warn(
+                f"nothing was recorded of {_names(missed)}: handle.inspecting() needs the forward pass in its "
+                "block too, and cannot look into captured steps",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     @property
     def damping(self) -> Damping:
@@ -212,12 +267,13 @@ class Handle:
 
     @output_damping.setter
     def output_damping(self, value: OutputDamping) -> None:
+        value = value if is_kfac(value) else check(value, "output_damping")
         if (value == math.inf) == self._settings.conditions_outputs:
             raise ValueError(
                 f"output_damping cannot change from {self._settings.output_damping} to {value}: that is another method (ζ* is "
                 "inf, ζ is a number); detach and attach again"
             )
-        self._settings.output_damping = value if value == "kfac" else check(value, "output_damping")
+        self._settings.output_damping = value
 
     @property
     def backward_passes(self) -> int:
@@ -226,26 +282,43 @@ class Handle:
 
     @backward_passes.setter
     def backward_passes(self, value: int) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ValueError(f"backward_passes must be a whole number >= 0, got {value!r}")
-        self._settings.backward_passes = value
+        self._settings.backward_passes = check_count("backward_passes", value, 0)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether conditioned gradients can be differentiated themselves (`create_graph=True`), at some cost per layer."""
+        return self._settings.differentiable
+
+    @differentiable.setter
+    def differentiable(self, value: bool) -> None:
+        self._settings.differentiable = bool(value)
 
     @property
     def steps(self) -> int:
         """With `when="step"`, the steps so far: what a damping schedule is called with."""
         return self._settings.steps
 
-    def backward(self, loss: Tensor, output: Tensor, loss_fn: LossFunction, *, retain_graph: bool = False) -> None:
+    def backward(
+        self,
+        loss: Tensor,
+        output: Tensor,
+        loss_fn: LossFunction,
+        *,
+        scale: float | Tensor | None = None,
+        retain_graph: bool = False,
+    ) -> None:
         """Run `loss.backward()` for ζ, with the extra passes for ḡ that it needs before.
 
-        An extra pass computes no weight gradient and leaves every `.grad` alone. `loss` may be scaled (by a `GradScaler`, say):
-        ḡ is taken from `output`, not from it. With "empirical" it may not, because there ḡ is the gradient of the loss.
+        An extra pass computes no weight gradient and leaves every `.grad` alone. `loss` may be scaled, by a `GradScaler` or for
+        accumulation: the result is ζ of the loss as it was, times that scale.
 
         Args:
             loss: The loss, `loss_fn(output, target)`, or a multiple of it.
             output: What `loss_fn` was given: the network's output.
             loss_fn: `nn.CrossEntropyLoss`, `nn.MSELoss` or `nn.BCEWithLogitsLoss` (as module, function or `functools.partial`),
                 or a `Likelihood` of your own.
+            scale: By how much `loss` was multiplied. Only "empirical" asks, where ḡ comes from the gradients of `loss`, and
+                finds out itself where the graph of `loss` shows one loss of torch's: give it with a loss of your own.
             retain_graph: Keep the graph for another backward pass.
         """
         settings = self._settings
@@ -255,6 +328,10 @@ class Handle:
                 "attach with output_damping=<a number>"
             )
         likelihood = likelihood_of(loss_fn)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"loss must be the tensor that the loss function returned, got {type(loss).__name__}")
+        if not loss.requires_grad:
+            raise ValueError("loss has no graph to backpropagate through: compute it with gradients enabled, from output")
         _check_output(output)
         if isinstance(likelihood, CrossEntropy):
             likelihood = likelihood.observing(loss, output)
@@ -262,7 +339,14 @@ class Handle:
         terms = precise(terms).clamp_min(1) if isinstance(terms, Tensor) else max(terms, 1)
         if settings.needs_extra_pass:
             self._collect_output_gradients(output, likelihood, terms)
-        settings.empirical_scale = terms**0.5 if likelihood.reduction == "mean" else terms**-0.5
+        if settings.output_curvature == "empirical":
+            scale = scale_of(loss, output, likelihood) if scale is None else scale
+            if scale is None:
+                raise ValueError(
+                    "with output_curvature='empirical', ḡ is the gradient of the loss before it was scaled, and the graph of "
+                    "this one does not show where that was: pass scale=, by how much it was multiplied (1.0 if not at all)"
+                )
+            settings.empirical_scale = (terms**0.5 if likelihood.reduction == "mean" else terms**-0.5) / scale
         try:
             loss.backward(retain_graph=retain_graph)
         finally:
@@ -277,6 +361,9 @@ class Handle:
         self._needs_step("bind")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            # What trainers put around an optimizer may skip its steps.
+            optimizer = inner
         if any(bound is optimizer for bound, _ in self._bound):
             raise ValueError("this optimizer is already bound to this handle")
         self._settings.bound = True
@@ -323,6 +410,7 @@ class Handle:
         only = None if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
         condition_gradients(self._sites, {name: site.layer for name, site in self._sites.items()}, only)
         self._settings.steps += counts
+        self._settings.bound = True
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: counters, the damping if it is a number, and running averages; for `torch.save`."""
@@ -343,18 +431,29 @@ class Handle:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was made; the model must be attached in the same way. A damping schedule stays as it is."""
-        if state.get("format") != 1:
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
+        if "format" not in state or not isinstance(state["format"], int) or state["format"] != 1:
             raise ValueError(f"this is not the state of a handle that this version can read: format {state.get('format')!r}")
-        unknown = sorted(set(state["curvature"]) - set(self._sites))
+        missing = [name for name in ("backward_passes", "steps", "damping", "relative", "curvature") if name not in state]
+        if missing:
+            raise ValueError(f"the state is not whole: {', '.join(missing)} missing")
+        curvatures, damping = state["curvature"], state["damping"]
+        if not isinstance(curvatures, Mapping) or not all(isinstance(saved, Mapping) for saved in curvatures.values()):
+            raise TypeError(f"the curvature in a state must be a mapping of mappings, got {curvatures!r}")
+        unknown = sorted(str(name) for name in set(curvatures) - set(self._sites))
         if unknown:
             raise ValueError(f"the state has layers that are not attached here: {', '.join(map(repr, unknown))}")
+        # Everything is looked at before anything is changed.
+        passes, steps = (check_count(f"{name} of the state", state[name], 0) for name in ("backward_passes", "steps"))
+        if damping is not None:
+            damping = Relative(damping) if state["relative"] is True else check(damping, "the state's damping")
         settings = self._settings
-        settings.backward_passes, settings.steps = state["backward_passes"], state["steps"]
-        if state["damping"] is not None:
-            settings.damping = Relative(state["damping"]) if state["relative"] else state["damping"]
+        settings.backward_passes, settings.steps = passes, steps
+        settings.damping = settings.damping if damping is None else damping
         for name, site in self._sites.items():
             site.curvatures = {}
-            for place, saved in state["curvature"].get(name, {}).items():
+            for place, saved in curvatures.get(name, {}).items():
                 site.curvatures[Place(*place)] = curvature = Curvature()
                 curvature.load(saved, device=next(site.layer.parameters()).device)
 
@@ -372,7 +471,12 @@ class Handle:
         self._sites, self._bound = {}, []
 
     def __repr__(self) -> str:
+        self._settle()
         return report.table(self._model, self._settings, self._sites, self._skipped)
+
+    def _settle(self) -> None:
+        if sum(site.statistics.settle() for site in self._sites.values()):
+            self._settings.warn_about_failure()
 
     def _collect_output_gradients(self, output: Tensor, likelihood: Likelihood, terms: int | Tensor) -> None:
         settings = self._settings
@@ -474,14 +578,14 @@ def _child(name: str, part: str) -> str:
 
 def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -> set[str]:
     """The names that a pattern, several, or a predicate picks; a pattern that picks none is a mistake."""
-    if callable(patterns):
+    if callable(patterns) and not isinstance(patterns, type):
         matched = {name for name, module in candidates.items() if patterns(name, module)}
         if not matched:
             raise ValueError(f"{option}= picks no layer; there are: {_names(candidates)}")
         return matched
     if not isinstance(patterns, str):
         try:
-            patterns = list(patterns)
+            patterns = list(cast(Iterable[str], patterns))
         except TypeError:
             raise TypeError(f"{option} must be a glob pattern, several, or a function, got {patterns!r}") from None
     matched = set()
@@ -495,6 +599,6 @@ def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -
     return matched
 
 
-def _names(candidates: Mapping[str, nn.Module], most: int = 40) -> str:
+def _names(candidates: Iterable[str], most: int = 40) -> str:
     names = [repr(name) for name in candidates]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -13,22 +13,23 @@ The dtype policy is here too: linear algebra in float32 or better, whatever auto
 import contextlib
 import functools
 import math
+import types
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from isaac_newton import kernels, rows
+from isaac_newton import compiled, equations, kernels, rows, saved
 from isaac_newton.curvature import Curvature, Place
 from isaac_newton.inputs import Shared
 from isaac_newton.kernels import streams
 from isaac_newton.settings import Settings
 from isaac_newton.statistics import Statistics
 
-__all__ = ["Arrange", "Site", "condition", "condition_columns", "condition_output", "linear", "multiply_rows"]
+__all__ = ["Arrange", "Site", "condition", "condition_output", "linear", "multiply_rows", "rows_conditioner"]
 
 #: Brings a layer's input into the layout of `rows`: the view, and how many of its dimensions are positions.
 Arrange: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]
@@ -41,8 +42,14 @@ class Site:
         self.name = name
         self.settings = settings
         self.statistics = Statistics()
+        #: Until a forward pass shows that it does not save its input as it is.
+        self.leaves_backward_to_torch = True
         #: With `when="step"`: what each matrix of the layer has gathered.
         self.curvatures: dict[Place, Curvature] = {}
+        self.number = compiled.number(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, number=compiled.number(self))
 
     def place(self, weight: Tensor, *, transposed: bool = False, bias: Tensor | None = None) -> Place:
         """Where the gradient of this weight will be found at the step. Only the attached layer knows its parameters."""
@@ -50,6 +57,10 @@ class Site:
 
     def is_empty(self, place: Place) -> bool:
         """Whether the parameter has no gradient yet: nothing was accumulated since the last step."""
+        raise NotImplementedError
+
+    def leaves(self, place: Place) -> None:
+        """Called at the end of a backward pass that gathered for this place."""
         raise NotImplementedError
 
     def gathers(self, place: Place) -> bool:
@@ -60,9 +71,33 @@ class Site:
     def curvature(self, place: Place) -> Curvature:
         """That of one matrix, ready to gather in the current backward pass."""
         curvature = self.curvatures.setdefault(place, Curvature())
-        if curvature.enter(torch._C._current_graph_task_id(), empty=self.is_empty(place)):
-            self.settings.warn_about_dropped()
+        if curvature.enter(torch._C._current_graph_task_id()):
+            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self.leaves, place))
+            # A pass that starts from an empty gradient starts from nothing here too, so a batch whose step was skipped (an
+            # overflow under a `GradScaler`) leaves no trace.
+            if curvature.gathered and self.is_empty(place):
+                curvature.clear()
+                self.settings.warn_about_dropped()
         return curvature
+
+    def fell_back(self, failures: int | Tensor = 1) -> None:
+        """A factorization failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
+        if isinstance(failures, Tensor):
+            self.statistics.count_on_device(failures)
+        else:
+            self.statistics.fallbacks += failures
+            self.settings.warn_about_failure()
+
+    def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
+        """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.
+
+        Only where values are there to be looked at: not in captured steps and `torch.func`.
+        """
+        settings = self.settings
+        traced = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(plain)
+        if not traced and settings.overlap is None:
+            occasion = settings.steps if settings.when == "step" else settings.backward_passes
+            self.statistics.inspect(occasion, values(), float(damping), plain, conditioned)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arrange: Arrange = rows.sequence) -> Tensor:
@@ -71,9 +106,17 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
     Nothing is saved or computed beyond `F.linear` unless the weight needs a gradient.
     """
     if not (torch.is_grad_enabled() and weight.requires_grad):
+        _leave_graphs_of_torch_func()
         return F.linear(input, weight, bias)
-    if site.settings.takes_every_row:
+    if _is_traced():
+        return _traced_linear(input, weight, bias, site, arrange)
+    if site.settings.takes_every_row and site.settings.look is None:
         shared = site.settings.inputs.shared(input)
+        if site.leaves_backward_to_torch and _can_leave_backward_to_torch(input, weight, bias, site):
+            found = saved.linear(input, weight, bias, _Replacement(site, shared, weight.shape[0]))
+            if found is not None:
+                return found
+            site.leaves_backward_to_torch = False
         conditioner = None
         if site.settings.overlap is not None:
             # Its inputs are all there is to wait for, so it starts before the layer's own product.
@@ -81,6 +124,19 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
             with streams.beside(site, input):
                 conditioner = _row_conditioner(_as_rows(input), site, shared, joint=_is_joint(bias, site))
         output: Tensor = _apply(_Linear, input, weight, bias, site, shared, conditioner)
+        return output
+    return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
+
+
+def _traced_linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arrange: Arrange) -> Tensor:
+    """The same for torch.compile and torch.func."""
+    if site.settings.needs_extra_pass and torch.compiler.is_compiling():
+        from isaac_newton import uncompiled  # importing the compiler takes a second, and here it is there
+
+        outside: Tensor = uncompiled.linear(input, weight, bias, site, arrange)
+        return outside
+    if site.settings.takes_every_row:
+        output: Tensor = _apply_traced(_Linear, input, weight, bias, site, Shared(), None)
         return output
     return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
 
@@ -105,58 +161,117 @@ def condition(
         arrange: Brings `input` into the layout of `isaac_newton.rows`; the default takes the last dimension for the features.
         transposed: Whether dimension 0 of the weight holds the features.
     """
+    if not isinstance(site, Site):
+        raise TypeError(f"site must be what the adapter was called with, got {type(site).__name__}")
+    for name, tensor in (("weight", weight), ("bias", bias), ("input", input)):
+        if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if not (torch.is_grad_enabled() and weight.requires_grad):
+        _leave_graphs_of_torch_func()
         return weight, bias
     joint = bias if bias is not None and bias.requires_grad and site.settings.bias == "joint" else None
-    shared = site.settings.inputs.shared(input)
+    if site.settings.look is not None:
+        r, _ = _Layout(arrange, transposed, site.settings.mask).rows(input.detach(), site.settings)
+        site.settings.look(site, r if joint is None else torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1))
+        return weight, bias
+    traced = _is_traced()
+    if traced:
+        _refuse_steps_in_torch_func(site)
+    shared = Shared() if traced else site.settings.inputs.shared(input)
     place = site.place(weight, transposed=transposed, bias=joint) if site.settings.when == "step" else None
     layout = _Layout(arrange, transposed, site.settings.mask, place)
-    new_weight, new_bias = _apply(_Condition, weight, joint, input, layout, site, shared)
+    early = None
+    if site.settings.overlap is not None and not traced:
+        site.settings.overlap.update([id(weight), id(joint)])
+        if site.settings.takes_few_rows:
+            # They are all that the conditioner depends on, so it starts before the layer's own product.
+            with streams.beside(site, input):
+                early = _columns_conditioner(input, layout, site, shared, joint=joint is not None)
+    arguments = (weight, joint, input, layout, site, shared, early)
+    new_weight, new_bias = (_apply_traced if traced else _apply)(_Condition, *arguments)
     return new_weight, bias if joint is None else new_bias
 
 
-def condition_output(output: Tensor, weight: Tensor, site: Site, transform: Callable[[Tensor], Tensor]) -> Tensor:
-    """`output`, whose gradient goes through `transform` on its way back: for layers whose inputs have no gradient."""
+def condition_output(
+    output: Tensor, weight: Tensor, site: Site, transform: Callable[..., Tensor], *given: Tensor | None
+) -> Tensor:
+    """`output`, whose gradient goes through `transform` on its way back: for layers whose inputs have no gradient.
+
+    It is called with the gradient, what is `given`, and the site; in compiled code it is an operator, with the site's number.
+    """
     if not (torch.is_grad_enabled() and weight.requires_grad and output.requires_grad):
+        _leave_graphs_of_torch_func()
         return output
 
     def hook(g: Tensor) -> Tensor:
         site.settings.enter_backward()
         with _full_precision(g):
-            return transform(g)
+            return transform(g, *given, site)
 
+    if site.settings.look is not None:
+        transform(output.detach(), *given, site)
+        return output
+    if torch.compiler.is_compiling():
+        result: Tensor = _apply_traced(_Transform, output, transform, site.number, *given)
+        return result
+    if _is_traced():
+        _refuse_steps_in_torch_func(site)
     output.register_hook(hook)
     return output
 
 
 def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], site: Site) -> Float[Tensor, "rows out"]:
     """(I + r rᵀ/(bλ))⁻¹ g, on the smaller of the two sides."""
+    if site.settings.look is not None:
+        site.settings.look(site, r[None])
+        return g
     count, features = r.shape
     _saw(site, count, count, features, g.shape[1])
-    damping = site.settings.input_damping(r)
-    if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
-        return g
-    scale = 1 / (count * damping)
-    by_rows = count < features
-    conditioner = _inverse(r if by_rows else r.mT, damping, count, site)
-    if conditioner is None:
-        return g
-    wide, r = _cast(g, conditioner.dtype), _cast(r, conditioner.dtype)
-    wide = conditioner @ wide if by_rows else wide - scale * r @ (conditioner @ (r.mT @ wide))
-    return _cast(wide, g.dtype)
+    damping, result = site.settings.input_damping(r), g
+    if 0 not in r.shape and not (isinstance(damping, float) and damping == math.inf):
+        scale = 1 / (count * damping)
+        by_rows = count < features
+        conditioner = _inverse(r if by_rows else r.mT, damping, count, site, instead=1.0 if by_rows else 0.0)
+        if conditioner is not None:
+            wide, r = _cast(g, conditioner.dtype), _cast(r, conditioner.dtype)
+            result = conditioner @ wide if by_rows else wide - scale * r @ (conditioner @ (r.mT @ wide))
+    if site.settings.inspecting:
+        before, after = _cast(g, r.dtype), _cast(result, r.dtype)
+        site.inspect(lambda: equations.spectrum(r), damping, before.mT @ r, after.mT @ r)
+    return _cast(result, g.dtype)
+
+
+def _is_traced() -> bool:
+    """Whether torch.compile or torch.func is watching: tensors have no values to look at, and no identity."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def _leave_graphs_of_torch_func() -> None:
+    """For the compiler, weights in `torch.func.grad` need no gradient; it would silently give the plain one."""
+    if torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        torch._dynamo.graph_break(
+            msg="torch.func inside of torch.compile does not say which weights need gradients: compile without fullgraph, so "
+            "that torch.func runs outside of the graph"
+        )
+
+
+def _refuse_steps_in_torch_func(site: Site) -> None:
+    if site.settings.when == "step" and not torch.compiler.is_compiling():
+        raise RuntimeError("when='step' conditions the .grad of parameters, and torch.func has none: use when='backward'")
 
 
 def _apply(function: type[torch.autograd.Function], *args: object) -> Any:
     """`function.apply(*args)`, without what only torch.func needs."""
     # Function.apply binds the arguments to the signature of `forward`, by inspection, at each call: longer than a product.
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
+def _apply_traced(function: type[torch.autograd.Function], *args: object) -> Any:
+    return function.apply(*args)
+
+
 def _saw(site: Site, *sizes: int, groups: int = 1, own_rows: bool = True) -> None:
-    if not torch.compiler.is_compiling():
-        site.statistics.saw(site.settings.backward_passes, *sizes, groups=groups, own_rows=own_rows)
+    site.statistics.saw(site.settings.backward_passes, *sizes, groups=groups, own_rows=own_rows)
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -179,7 +294,12 @@ class _Layout:
 
     def rows(self, input: Tensor, settings: Settings) -> tuple[Float[Tensor, "groups rows features"], int]:
         """The rows of the conditioner, in float32 or better, and how many rows the layer multiplied."""
-        view, positions = self.arrange(_cast(input, _working_dtype(input.dtype)))
+        x = _cast(input, _working_dtype(input.dtype))
+        if settings.sharing == "reduce" and self.mask is None and isinstance(self.arrange, rows.Patches):
+            means, count = self.arrange.average(x)
+            gathered = rows.gather(means, 0, max_rows=settings.max_rows, seed=settings.seed)
+            return gathered, count * means.shape[1]
+        view, positions = self.arrange(x)
         places = view.shape[1 : 2 + positions]
         mask = self.mask if self.mask is not None and self.mask.shape == places else None
         gathered = rows.gather(
@@ -198,52 +318,153 @@ class _Layout:
 
 
 class _Condition(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(weight: Tensor, bias: Tensor | None, *rest: object) -> tuple[Tensor, Tensor | None]:
         return weight.view_as(weight), None if bias is None else bias.view_as(bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, bias, x, ctx.layout, ctx.site, ctx.shared = inputs
+        weight, bias, x, ctx.layout, ctx.site, ctx.shared, ctx.early = inputs
         ctx.joint = bias is not None
+        if ctx.site.settings.overlap is not None:
+            ctx.parameters = [weight] if bias is None else [weight, bias]
         ctx.save_for_backward(x)
 
     @staticmethod
     def backward(ctx: Any, grad_weight: Tensor, grad_bias: Tensor | None) -> Any:
         (x,), layout, site = ctx.saved_tensors, ctx.layout, ctx.site
-        settings = site.settings
-        settings.enter_backward()
-        with _full_precision(grad_weight):
-            if layout.place is not None:
+        if torch.compiler.is_compiling():
+            return *_traced_gradients(ctx, x, grad_weight, grad_bias), None, None, None, None, None
+        overlap = site.settings.overlap
+        site.settings.enter_backward()
+        if layout.place is not None:
+            with _full_precision(grad_weight):
                 _gather(grad_weight, x, layout, site)
-                return grad_weight, grad_bias, None, None, None, None
-            r, total = layout.rows(x, settings)
-            ranks = settings.ranks
-            key = (layout.arrange, id(layout.mask), ctx.joint)
-            if ranks is not None:
-                r = ctx.shared.get(("rows", key), functools.partial(ranks.all_rows, r))
-            gradient = layout.matrix(grad_weight, r.shape[0]).to(r.dtype)
-            if ctx.joint:
-                # Without a gradient for the bias, its column is zero and does not disturb.
-                column = gradient.new_zeros(gradient.shape[:2]) if grad_bias is None else grad_bias.reshape(gradient.shape[:2])
-                gradient = torch.cat([gradient, column[..., None].to(gradient.dtype)], dim=-1)
-                r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
-            sizes = (total, r.shape[-2], r.shape[-1], gradient.shape[-2])
-            _saw(site, *sizes, groups=r.shape[0], own_rows=False)
-            conditioned = condition_columns(gradient, r, site, ctx.shared, key)
-        if not ctx.joint:
-            return layout.unmatrix(conditioned, grad_weight), None, None, None, None, None
-        new_bias = None if grad_bias is None else conditioned[..., -1].reshape(grad_bias.shape).to(grad_bias.dtype)
-        return layout.unmatrix(conditioned[..., :-1], grad_weight), new_bias, None, None, None, None
+            gradients = grad_weight, grad_bias
+        elif overlap is None:
+            gradients = _condition_gradients(ctx, x, grad_weight, grad_bias)
+        else:
+            with streams.beside(site, *(tensor for tensor in (x, grad_weight, grad_bias) if tensor is not None)):
+                gradients = _condition_gradients(ctx, x, grad_weight, grad_bias)
+            if all(_is_stored_as_it_is(p, overlap) for p in ctx.parameters) and not ctx.joint:
+                streams.join_after_backward(site)
+            else:
+                streams.join(site)
+        return *gradients, None, None, None, None, None
+
+
+class _Transform(torch.autograd.Function):
+    @staticmethod
+    def forward(output: Tensor, *rest: object) -> Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.transform, ctx.number, *given = inputs
+        ctx.count = len(given)
+        ctx.save_for_backward(*given)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return ctx.transform(g, *ctx.saved_tensors, ctx.number), None, None, *[None] * ctx.count
+
+
+class _Columns(NamedTuple):
+    """What multiplies a gradient from the right: rows r, the inverse on their smaller side, and 1/(kλ)."""
+
+    r: Float[Tensor, "groups rows in"]
+    total: int
+    inverse: Tensor | None
+    scale: float | Tensor
+
+    @property
+    def damping(self) -> float | Tensor:
+        """λ."""
+        return math.inf if self.inverse is None else 1 / (self.r.shape[-2] * self.scale)
+
+    def multiply(self, gradient: Float[Tensor, "groups out in"]) -> Float[Tensor, "groups out in"]:
+        """∇ (I + rᵀr/(kλ))⁻¹."""
+        if self.inverse is None or gradient.numel() == 0:
+            return gradient
+        gradient, r = _cast(gradient, self.inverse.dtype), _cast(self.r, self.inverse.dtype)
+        if self.inverse.shape[-1] == gradient.shape[-1] and r.shape[-2] >= r.shape[-1]:
+            return gradient @ self.inverse
+        # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
+        return gradient - (self.scale * (gradient @ r.mT) @ self.inverse) @ r
+
+
+def _columns_conditioner(x: Tensor, layout: _Layout, site: Site, shared: Shared, *, joint: bool) -> _Columns:
+    """From a layer's input; layers that share it share the inverse."""
+    r, total = layout.rows(x, site.settings)
+    key = (layout.arrange, id(layout.mask), joint)
+    if site.settings.ranks is not None:
+        r = shared.get(("rows", key), functools.partial(site.settings.ranks.all_rows, r))
+    if joint:
+        r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
+    return rows_conditioner(r, total, site, shared, key)
+
+
+def rows_conditioner(r: Float[Tensor, "groups rows in"], total: int, site: Site, shared: Shared, key: object) -> _Columns:
+    """(I + rᵀr/(kλ))⁻¹, on the smaller of the two sides, where there is anything to condition with."""
+    count, features = r.shape[-2:]
+    damping = site.settings.input_damping(r)
+    if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
+        return _Columns(r, total, None, 0.0)
+    by_rows = count < features
+    inverse = shared.get(key, lambda: _inverse(r if by_rows else r.mT, damping, count, site, instead=0.0 if by_rows else 1.0))
+    return _Columns(r, total, inverse, 1 / (count * damping))
+
+
+def _condition_gradients(ctx: Any, x: Tensor, grad_weight: Tensor, grad_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The gradients of weight and joint bias, multiplied by the conditioner."""
+    with _full_precision(grad_weight):
+        columns = ctx.early
+        if columns is None:
+            columns = _columns_conditioner(x, ctx.layout, ctx.site, ctx.shared, joint=ctx.joint)
+        gradient = _wide(grad_weight, grad_bias, ctx, columns.r)
+        return _unwide(_multiply(gradient, columns, ctx.site), grad_weight, grad_bias, ctx)
+
+
+def _wide(grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any, r: Float[Tensor, "groups rows in"]) -> Tensor:
+    """The gradient as a matrix (groups, outputs, features), with a column for a joint bias."""
+    gradient: Tensor = ctx.layout.matrix(grad_weight, r.shape[0]).to(r.dtype)
+    if not ctx.joint:
+        return gradient
+    # Without a gradient for the bias, its column is zero and does not disturb.
+    column = gradient.new_zeros(gradient.shape[:2]) if grad_bias is None else grad_bias.reshape(gradient.shape[:2])
+    return torch.cat([gradient, column[..., None].to(gradient.dtype)], dim=-1)
+
+
+def _unwide(conditioned: Tensor, grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any) -> tuple[Tensor, Tensor | None]:
+    """The way back."""
+    if not ctx.joint:
+        return ctx.layout.unmatrix(conditioned, grad_weight), None
+    new_bias = None if grad_bias is None else conditioned[..., -1].reshape(grad_bias.shape).to(grad_bias.dtype)
+    return ctx.layout.unmatrix(conditioned[..., :-1], grad_weight), new_bias
+
+
+def _multiply(gradient: Float[Tensor, "groups out in"], columns: _Columns, site: Site) -> Float[Tensor, "groups out in"]:
+    groups, count, features = columns.r.shape
+    _saw(site, columns.total, count, features, gradient.shape[-2], groups=groups, own_rows=False)
+    conditioned = columns.multiply(gradient)
+    if site.settings.inspecting:
+        site.inspect(lambda: equations.spectrum(columns.r), columns.damping, gradient, conditioned)
+    return conditioned
 
 
 def _gather(gradient: Tensor, x: Tensor, layout: _Layout, site: Site) -> None:
     """Keep the rows for the step; the gradient stays as it is."""
     assert layout.place is not None
     r, total = layout.rows(x, site.settings)
-    place = layout.place._replace(groups=r.shape[0])
-    if place.bias is not None:
+    if layout.place.bias is not None:
         r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
+    _keep(gradient, r, total, layout.place, site)
+
+
+def _keep(gradient: Tensor, r: Float[Tensor, "groups rows in"], total: int, place: Place, site: Site) -> None:
+    place = place._replace(groups=r.shape[0])
     outputs = gradient.numel() // max(place.groups * math.prod(r.shape[2:]), 1)
     _saw(site, total, r.shape[1], r.shape[2], outputs, groups=place.groups, own_rows=False)
     if site.gathers(place):
@@ -251,6 +472,8 @@ def _gather(gradient: Tensor, x: Tensor, layout: _Layout, site: Site) -> None:
 
 
 class _Linear(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
         input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, shared: Shared, conditioner: Tensor | None
@@ -288,6 +511,51 @@ class _Linear(torch.autograd.Function):
         return grad_input, *gradients, None, None, None
 
 
+def _can_leave_backward_to_torch(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site) -> bool:
+    """Whether the input's rows are all that has to change, and where they are changed is not dearer than elsewhere."""
+    settings = site.settings
+    if settings.overlap is not None or settings.differentiable or settings.inspecting or settings.conditions_outputs:
+        return False
+    if _is_joint(bias, site):
+        return False
+    if torch.compiler.is_compiling() or not saved.can_replace(input, weight):
+        return False
+    outputs, features = weight.shape
+    # On a CPU a product with fewer columns, those of g, is worth more than the host's time.
+    rows = input.numel() // features
+    return input.device.type != "cpu" or min(rows, features) * rows * (features - outputs) <= _CHEAP_PRODUCT
+
+
+#: Multiply-adds that take a CPU about as long as a Python function in the backward pass.
+_CHEAP_PRODUCT = 500_000
+
+
+class _Replacement:
+    """Conditions the rows that a backward pass asks for."""
+
+    __slots__ = ("_outputs", "_shared", "_site")
+
+    def __init__(self, site: Site, shared: Shared, outputs: int) -> None:
+        self._site, self._shared, self._outputs = site, shared, outputs
+
+    def __call__(self, a: Float[Tensor, "rows in"]) -> Float[Tensor, "rows in"]:
+        """(I + a aᵀ/(bλ))⁻¹ a."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"layer {self._site.name!r}: this backward pass will be differentiated itself (create_graph=True), which the "
+                "forward pass was not prepared for; set handle.differentiable = True before it"
+            )
+        site = self._site
+        site.settings.enter_backward()
+        a = _as_rows(a)
+        _saw(site, a.shape[0], a.shape[0], a.shape[1], self._outputs)
+        return self._shared.get("replacement", lambda: self._conditioned(a))
+
+    def _conditioned(self, a: Float[Tensor, "rows in"]) -> Float[Tensor, "rows in"]:
+        conditioner = _row_conditioner(a, self._site, self._shared, joint=False, wide=True)
+        return a if conditioner is None else kernels.condition(conditioner, a)
+
+
 def _gradients(
     ctx: Any, g: Tensor, a: Tensor, dtype: torch.dtype, needs_weight: bool, needs_bias: bool
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -295,8 +563,11 @@ def _gradients(
     grad_weight = grad_bias = None
     if needs_weight:
         joint = needs_bias and ctx.site.settings.bias == "joint"
-        with _full_precision(a):
-            grad_weight = _cast(_weight_gradient(g, a, ctx, joint), dtype)
+        if torch.compiler.is_compiling():
+            grad_weight = _cast(_weight_gradient_at_run_time(g, a, joint, ctx.site.number), dtype)
+        else:
+            with _full_precision(a):
+                grad_weight = _cast(_weight_gradient(g, a, ctx, joint), dtype)
         if joint:
             return grad_weight[:, :-1], grad_weight[:, -1]
     if needs_bias:
@@ -326,13 +597,18 @@ def _weight_gradient(
     count, features = a.shape
     outputs = g.shape[1]
     _saw(site, count, count, features, outputs)
+    plain = g
     if settings.conditions_outputs:
         recorded, ctx.gbar = ctx.gbar, []
         early = settings.overlap is not None and settings.needs_extra_pass
         g = _apply_to_outputs(g, ctx.output_conditioner if early else _output_conditioner(g, recorded, site))
     early = settings.overlap is not None
     conditioner = ctx.conditioner if early else _row_conditioner(a, site, ctx.shared, joint=joint, wide=True)
-    return kernels.product(g, conditioner, a)
+    gradient = kernels.product(g, conditioner, a)
+    if settings.inspecting:
+        damping = math.inf if conditioner is None else settings.input_damping(a)
+        site.inspect(lambda: equations.spectrum(a), damping, kernels.product(plain, None, a), gradient)
+    return gradient
 
 
 def _conditioned_rows(a: Float[Tensor, "rows in"], joint: bool) -> Float[Tensor, "rows wide"]:
@@ -354,26 +630,6 @@ def _row_conditioner(
     return shared.get(joint, lambda: _inverse(a if count < features else a.mT, damping, count, site))
 
 
-def condition_columns(
-    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], site: Site, shared: Shared, key: object
-) -> Float[Tensor, "groups out in"]:
-    """∇ (I + rᵀr/(kλ))⁻¹, on the smaller of the two sides."""
-    count, features = r.shape[-2:]
-    damping = site.settings.input_damping(r)
-    if count == 0 or gradient.numel() == 0 or (isinstance(damping, float) and damping == math.inf):
-        return gradient
-    scale = 1 / (count * damping)
-    by_rows = count < features
-    conditioner = shared.get(key, lambda: _inverse(r if by_rows else r.mT, damping, count, site))
-    if conditioner is None:
-        return gradient
-    gradient, r = _cast(gradient, conditioner.dtype), _cast(r, conditioner.dtype)
-    if by_rows:
-        # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
-        return gradient - (scale * (gradient @ r.mT) @ conditioner) @ r
-    return gradient @ conditioner
-
-
 def _output_conditioner(
     g: Float[Tensor, "rows out"], recorded: list[Float[Tensor, "rows out"]], site: Site
 ) -> tuple[Tensor, Tensor, float | Tensor] | None:
@@ -383,7 +639,8 @@ def _output_conditioner(
     if 0 in (count, samples, outputs):
         return None
     damping = site.settings.current_output_damping(gbar, count)
-    conditioner = _inverse(gbar if samples < outputs else gbar.mT, damping, count, site)
+    by_rows = samples < outputs
+    conditioner = _inverse(gbar if by_rows else gbar.mT, damping, count, site, instead=0.0 if by_rows else 1.0)
     return None if conditioner is None else (gbar, conditioner, 1 / (count * damping))
 
 
@@ -400,10 +657,11 @@ def _apply_to_outputs(g: Tensor, factor: tuple[Tensor, Tensor, float | Tensor] |
     return _cast(wide, g.dtype)
 
 
-def _inverse(x: Tensor, damping: float | Tensor, count: int, site: Site) -> Tensor | None:
-    result, fallbacks = kernels.inverse(x, damping, count, in_graph=site.settings.overlap is not None)
-    if fallbacks:
-        site.statistics.fallbacks += fallbacks
+def _inverse(x: Tensor, damping: float | Tensor, count: int, site: Site, *, instead: float = 1.0) -> Tensor | None:
+    in_graph = site.settings.overlap is not None
+    result, failures = kernels.inverse(x, damping, count, in_graph=in_graph, instead=instead)
+    if isinstance(failures, Tensor) or failures:
+        site.fell_back(failures)
     return result
 
 
@@ -432,3 +690,94 @@ def _full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     if torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def _traced_gradients(ctx: Any, x: Tensor, grad_weight: Tensor, grad_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What `_Condition.backward` does, in compiled code: the rows are traced, what becomes of them is asked for at run time."""
+    layout, site = ctx.layout, ctx.site
+    r, mask, total = _traced_rows(x, layout, grad_weight, site)
+    if ctx.joint:
+        r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
+    if layout.place is not None:
+        place = (layout.place.parameter, layout.place.start, layout.place.stop, layout.place.transposed, layout.place.bias)
+        return _gather_at_run_time(grad_weight, r, mask, total, site.number, *place), grad_bias
+    conditioned = _condition_at_run_time(_wide(grad_weight, grad_bias, ctx, r), r, mask, total, site.number)
+    return _unwide(conditioned, grad_weight, grad_bias, ctx)
+
+
+def _traced_rows(x: Tensor, layout: _Layout, gradient: Tensor, site: Site) -> tuple[Tensor, Tensor | None, int]:
+    """As `_Layout.rows`, without a look at a value: rows, and which of them count."""
+    settings = site.settings
+    x = _cast(x, _working_dtype(x.dtype))
+    view, positions = layout.arrange(x)
+    places = view.shape[1 : 2 + positions]
+    total = math.prod(places)
+    mask = layout.mask if layout.mask is not None and layout.mask.shape == places else None
+    if settings.sharing == "reduce" and positions:
+        if mask is None and isinstance(layout.arrange, rows.Patches):
+            view, _ = layout.arrange.average(x)
+        else:
+            view = rows.gather(view, positions, sharing="reduce", mask=mask)
+        mask, positions, places = None, 0, view.shape[1:2]
+    if settings.max_rows is not None and math.prod(places) > settings.max_rows and mask is None:
+        drawn = _draw_at_run_time(gradient, math.prod(places), settings.max_rows, site.number)
+        index: list[Tensor] = []
+        for size in reversed(places):  # `torch.unravel_index` would fix the sizes
+            index, drawn = [drawn % size, *index], drawn // size
+        drawn_rows: tuple[slice | Tensor, ...] = (slice(None), *index)
+        view, positions = view[drawn_rows], 0
+    r = view.reshape(view.shape[0], -1, math.prod(view.shape[2 + positions :]))
+    return r, None if mask is None else mask.reshape(-1), total
+
+
+def _counted(r: Tensor, mask: Tensor | None, settings: Settings) -> Float[Tensor, "groups rows in"]:
+    settings.enter_backward()
+    return r if mask is None else rows.gather(r, 0, max_rows=settings.max_rows, mask=mask, seed=settings.seed)
+
+
+@compiled.operator
+def _condition_at_run_time(gradient: Tensor, r: Tensor, mask: Tensor | None, total: int, site: int) -> Tensor:
+    found = compiled.site(site)
+    r = _counted(r, mask, found.settings)
+    if found.settings.ranks is not None:
+        r = found.settings.ranks.all_rows(r)
+    return _cast(_multiply(gradient, rows_conditioner(r, total, found, Shared(), None), found), gradient.dtype)
+
+
+@compiled.operator
+def _gather_at_run_time(
+    gradient: Tensor,
+    r: Tensor,
+    mask: Tensor | None,
+    total: int,
+    site: int,
+    parameter: str,
+    start: int,
+    stop: int,
+    transposed: bool,
+    bias: str | None,
+) -> Tensor:
+    found = compiled.site(site)
+    place = Place(parameter, start, stop, transposed=transposed, bias=bias)
+    _keep(gradient, _counted(r, mask, found.settings), total, place, found)
+    return gradient
+
+
+@functools.partial(compiled.operator, like=lambda gradient, count, most, site: gradient.new_empty(most, dtype=torch.long))
+def _draw_at_run_time(gradient: Tensor, count: int, most: int, site: int) -> Tensor:
+    settings = compiled.site(site).settings
+    settings.enter_backward()
+    return rows.draw(count, most, settings.seed).to(gradient.device)
+
+
+@functools.partial(
+    compiled.operator,
+    like=lambda g, a, joint, site: g.new_empty(g.shape[1], a.shape[1] + int(joint), dtype=_working_dtype(a.dtype)),
+)
+def _weight_gradient_at_run_time(g: Tensor, a: Tensor, joint: bool, site: int) -> Tensor:
+    found, shared = compiled.site(site), Shared()
+    found.settings.enter_backward()
+    # While a step is captured the conditioner is expected to be there.
+    conditioner = _row_conditioner(a, found, shared, joint=joint) if found.settings.overlap is not None else None
+    ctx = types.SimpleNamespace(site=found, shared=shared, conditioner=conditioner, gbar=[])
+    return _weight_gradient(g, a, ctx, joint)

@@ -41,10 +41,12 @@ class Curvature:
         #: Running average of the second moment, and how much of it is there: 1 − decayᵗ after t steps.
         self.average: Tensor | None = None
         self.weight: Tensor | None = None
-        #: What the average last made of a gradient, and for how many steps it has.
+        #: What the average last made of a gradient, with which damping, and for how many steps it has.
         self.conditioner: Tensor | None = None
+        self.damping: float | Tensor = 0.0
         self.age = 0
-        #: Shape and dtype of the sum, and whether the other ranks know them.
+        #: The dtype of the rows; shape and dtype of the sum, and whether the other ranks know them.
+        self.dtype: torch.dtype | None = None
         self.form: tuple[tuple[int, ...], torch.dtype] | None = None
         self.announced = False
         self._task = -1
@@ -54,30 +56,23 @@ class Curvature:
         """Whether there is anything new since the last step."""
         return bool(self.rows) or self.sum is not None
 
-    def enter(self, task: int, *, empty: bool) -> bool:
-        """Begin or continue a backward pass, and return whether unused rows were dropped.
-
-        A pass that starts from an empty gradient starts from nothing here too, so a batch whose step was skipped (an overflow
-        under a `GradScaler`) leaves no trace.
-        """
+    def enter(self, task: int) -> bool:
+        """Note the backward pass that gathers, and return whether it is another one than before."""
         if task == self._task:
             return False
         self._task = task
-        dropped = empty and self.gathered
-        if empty:
-            self.clear()
-        return dropped
+        return True
 
     def add_rows(self, r: Float[Tensor, "groups rows features"], *, keep: bool) -> None:
         """Gather rows; with `keep` as copies of them, as long as they are fewer than features."""
         r = r.detach()
-        self.form = (r.shape[0], r.shape[2], r.shape[2]), r.dtype
+        self.dtype, self.form = r.dtype, ((r.shape[0], r.shape[2], r.shape[2]), _wide(r.dtype, r.device))
         self.count = self.count + r.shape[1]
         if keep and self.sum is None and sum(part.shape[1] for part in self.rows) + r.shape[1] < r.shape[2]:
             # Whoever owns the input may write the next batch into it before the step.
             self.rows.append(r.clone())
             return
-        before = self.product()
+        r, before = r.to(self.form[1]), self.product()
         self.sum, self.rows = r.mT @ r if before is None else before.baddbmm_(r.mT, r), []
 
     def add_counts(self, counts: Float[Tensor, " tokens"]) -> None:
@@ -95,6 +90,7 @@ class Curvature:
         if not self.rows:
             return self.sum
         r = self.all_rows()
+        r = r.to(_wide(r.dtype, r.device))
         return r.mT @ r
 
     def sum_over(self, ranks: Ranks, device: torch.device) -> None:
@@ -141,4 +137,9 @@ class Curvature:
         return {**self.__dict__, "rows": [], "sum": None, "count": 0, "_task": -1}
 
 
-_LASTING = ("average", "weight", "conditioner", "age", "form")
+def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """In which dtype rows are summed up: what is lost there, trace/λ multiplies. Many GPUs are slow beyond float32."""
+    return torch.float64 if device.type == "cpu" else dtype
+
+
+_LASTING = ("average", "weight", "conditioner", "damping", "age", "form")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isaac_newton.equations import check_damping
 
-__all__ = ["Damping", "Relative", "check", "current", "number", "on_device"]
+__all__ = ["Damping", "Relative", "as_float", "check", "current", "number", "on_device"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Relative:
     ratio: float
 
     def __post_init__(self) -> None:
-        check_damping(self.ratio, "ratio")
+        object.__setattr__(self, "ratio", as_float(self.ratio, "ratio"))
         if math.isinf(self.ratio):
             raise ValueError("ratio must be finite, got inf; use damping=math.inf for the plain gradient")
 
@@ -36,11 +36,21 @@ class Relative:
 Damping: TypeAlias = float | Relative | Callable[[int], "float | Relative"]
 
 
-def check(value: Damping, name: str = "damping") -> Damping:
+def check(value: Any, name: str = "damping") -> Damping:
     """Return `value` if it can be a damping, else say why not."""
-    if isinstance(value, Relative) or callable(value):
-        return value
+    if isinstance(value, Relative) or (callable(value) and not isinstance(value, type)):
+        checked: Damping = value
+        return checked
+    return as_float(value, name)
+
+
+def as_float(value: float | Tensor, name: str) -> float:
+    """A damping that is a number, as a float."""
     check_damping(value, name)
+    if isinstance(value, Tensor):
+        # It is read now, once: what it holds has to be looked at too.
+        value = value.item()
+        check_damping(value, name)
     return float(value)
 
 

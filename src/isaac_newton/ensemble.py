@@ -6,6 +6,7 @@ conditioner. A grid over dampings that would take hours one run after the other 
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -14,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from isaac_newton import kernels
-from isaac_newton.equations import check_damping
+from isaac_newton.damping import as_float
 from isaac_newton.likelihood import LossFunction, likelihood_of
+from isaac_newton.settings import check_count
 
 __all__ = ["SGD", "Adam", "Ensemble"]
 
@@ -50,9 +52,9 @@ class Ensemble(nn.Module):
         samples: int = 1,
     ) -> None:
         super().__init__()
-        if not models:
-            raise ValueError("an ensemble needs at least one model, got none")
-        if output_curvature not in get_args(EnsembleCurvature):
+        _check_models(models)
+        check_count("samples", samples)
+        if not isinstance(output_curvature, str) or output_curvature not in get_args(EnsembleCurvature):
             raise ValueError(f"output_curvature must be 'sampled' or 'empirical', got {output_curvature!r}")
         self.copies, self.samples, self.output_curvature = len(models), samples, output_curvature
         dampings = _per_copy("damping", damping, self.copies)
@@ -167,16 +169,21 @@ class _StackedLinear(nn.Module):
     def _condition_outputs(self, g: Tensor, gbar: Tensor) -> Tensor:
         rows, (samples, outputs) = g.shape[1], gbar.shape[1:]
         gbar = gbar * self._ensemble[0].output_damping.rsqrt()[:, None, None]
-        inverse = _inverse(gbar if samples < outputs else gbar.mT, 1.0, rows).to(g.dtype)
+        by_rows = samples < outputs
+        inverse = _inverse(gbar if by_rows else gbar.mT, 1.0, rows, instead=0.0 if by_rows else 1.0).to(g.dtype)
         return g - ((g @ gbar.mT / rows) @ inverse) @ gbar if samples < outputs else g @ inverse
 
 
-def _inverse(x: Float[Tensor, "copies k l"], damping: float | Tensor, rows: int) -> Float[Tensor, "copies k k"]:
+def _inverse(
+    x: Float[Tensor, "copies k l"], damping: float | Tensor, rows: int, *, instead: float = 1.0
+) -> Float[Tensor, "copies k k"]:
     """`kernels.inverse`, and the identity for copies that are not finite: one that diverged takes nothing from the others."""
-    inverse, _ = kernels.inverse(x, damping, rows)
+    inverse, failures = kernels.inverse(x, damping, rows, instead=instead)
     if inverse is None:
         finite = x.isfinite().flatten(1).all(1)
-        inverse, _ = kernels.inverse(torch.where(finite[:, None, None], x, 0.0), damping, rows)
+        inverse, failures = kernels.inverse(torch.where(finite[:, None, None], x, 0.0), damping, rows, instead=instead)
+    if isinstance(failures, int) and failures:
+        warnings.warn("a factorization failed: a copy of the ensemble was damped more in this step", RuntimeWarning, stacklevel=2)
     assert inverse is not None
     return inverse
 
@@ -283,10 +290,25 @@ class Adam(_PerCopy):
         self._descend(pairs)
 
 
+def _check_models(models: Sequence[nn.Module]) -> None:
+    """Refuse what is not several models of one architecture."""
+    if not isinstance(models, Sequence) or not all(isinstance(model, nn.Module) for model in models):
+        raise TypeError(f"models must be a sequence of nn.Module, got {type(models).__name__}")
+    if not models:
+        raise ValueError("models must hold at least one model, got none: an ensemble needs something to stack")
+    shapes = [{name: tuple(parameter.shape) for name, parameter in model.named_parameters()} for model in models]
+    if not shapes[0]:
+        raise ValueError(f"models must have parameters, got {type(models[0]).__name__}")
+    for number, own in enumerate(shapes):
+        if own != shapes[0]:
+            raise ValueError(f"models must have one architecture, got parameters {shapes[0]} in the first and {own} in number {number}")
+
+
 def _per_copy(name: str, value: float | Sequence[float], copies: int) -> list[float]:
-    values = [value] * copies if isinstance(value, int | float) else list(value)
+    try:
+        values = [value] * copies if isinstance(value, int | float) else list(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a number or a sequence of numbers, got {value!r}") from None
     if len(values) != copies:
         raise ValueError(f"{name} must be one number or one for each of the {copies} copies, got {len(values)}")
-    for number in values:
-        check_damping(number, name)
-    return [float(number) for number in values]
+    return [as_float(number, name) for number in values]

@@ -23,7 +23,7 @@ import math
 import numbers
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 __all__ = ["condition_rows", "kfac", "zeta", "zeta_star"]
@@ -37,13 +37,14 @@ def condition_rows(a: Float[Tensor, "rows in"], damping: float | Tensor) -> Floa
         damping: $λ_a > 0$. `math.inf` gives `a` back.
     """
     check_damping(damping)
+    _check_matrices(a=a)
     rows, features = a.shape
     if 0 in a.shape:
         return a
     x = precise(a)
     if rows < features:
-        return (inverse(x, 1 / (rows * damping)) @ x).to(a.dtype)
-    return (x @ inverse(x.mT, 1 / (rows * damping))).to(a.dtype)
+        return (inverse(x, _scale(rows, damping)) @ x).to(a.dtype)
+    return (x @ inverse(x.mT, _scale(rows, damping))).to(a.dtype)
 
 
 def zeta_star(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], damping: float | Tensor) -> Float[Tensor, "out in"]:
@@ -57,17 +58,18 @@ def zeta_star(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], damping
         damping: $λ_a > 0$. Large values give the plain gradient $g^\top a$.
     """
     check_damping(damping)
+    _check_matrices(g=g, a=a)
     rows, features = a.shape
     dtype = torch.promote_types(g.dtype, a.dtype)
     g, a = precise(g), precise(a)
     if rows == 0 or features == 0:
         return (g.mT @ a).to(dtype)
     if rows >= features:
-        conditioned = (g.mT @ a) @ inverse(a.mT, 1 / (rows * damping))
+        conditioned = (g.mT @ a) @ inverse(a.mT, _scale(rows, damping))
     elif g.shape[1] <= features:
-        conditioned = (inverse(a, 1 / (rows * damping)) @ g).mT @ a
+        conditioned = (inverse(a, _scale(rows, damping)) @ g).mT @ a
     else:
-        conditioned = g.mT @ (inverse(a, 1 / (rows * damping)) @ a)
+        conditioned = g.mT @ (inverse(a, _scale(rows, damping)) @ a)
     return conditioned.to(dtype)
 
 
@@ -91,11 +93,12 @@ def zeta(
         damping: $λ_a > 0$.
     """
     check_damping(output_damping, "output_damping")
+    _check_matrices(g=g, a=a, gbar=gbar)
     dtype = torch.promote_types(g.dtype, a.dtype)
     g, gbar = precise(g), precise(gbar)
     samples, outputs = gbar.shape
     if a.shape[0] and samples and outputs:
-        scale = 1 / (a.shape[0] * output_damping)
+        scale = _scale(a.shape[0], output_damping)
         if samples < outputs:
             # Woodbury. Here the difference is inherent: g need not lie in the span of gbar.
             g = g - scale * (g @ gbar.mT) @ (inverse(gbar, scale) @ gbar)
@@ -122,6 +125,7 @@ def kfac(
         damping: $λ > 0$, the same for both factors.
     """
     check_damping(damping)
+    _check_matrices(g=g, a=a, gbar=gbar)
     dtype = torch.promote_types(g.dtype, a.dtype)
     g, gbar, a = precise(g), precise(gbar), precise(a)
     gradient = g.mT @ a
@@ -143,16 +147,40 @@ def root_conditioner(
 ) -> Float[Tensor, "*groups n n"]:
     r"""$(I + S / λ_a)^{-p}$ for a second moment $S$ of rows: 1 is ISAAC, ½ whitens halfway, 0 is the identity.
 
-    A gradient multiplied by it from the right is ζ* for $p = 1$ and $S = a^\top a / b$. NaN where `moment` is not finite.
+    A gradient multiplied by it from the right is ζ* for $p = 1$ and $S = a^\top a / b$. NaN where `moment` is not finite and
+    where it cannot be factorized.
     """
     gram = precise(moment) / damping
     if power == 1.0:
         return torch.cholesky_inverse(_factor(gram, 1.0))
     finite = gram.isfinite().all(-1).all(-1)[..., None, None]
     # The eigensolver raises where the other one returns NaN.
-    values, vectors = torch.linalg.eigh(torch.where(finite, gram, 0.0))
+    try:
+        values, vectors = torch.linalg.eigh(torch.where(finite, gram, 0.0))
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return torch.full_like(gram, math.nan)
     scaled = vectors * (1 + values.clamp_min(0)).pow(-power)[..., None, :]
     return torch.where(finite, scaled @ vectors.mT, math.nan)
+
+
+def is_nan(matrix: Float[Tensor, "*groups k k"]) -> Bool[Tensor, "*groups 1 1"]:
+    """Which groups have no inverse: those where `inverse` returned NaN."""
+    return ~matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+
+
+def spectrum(x: Float[Tensor, "*groups k l"]) -> Float[Tensor, "*groups small"]:
+    r"""Eigenvalues of $x^\top x / k$ in ascending order, all that can differ from 0; NaN where `x` is not finite."""
+    x = precise(x)
+    gram = (x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x) / max(x.shape[-2], 1)
+    finite = gram.isfinite().all(-1).all(-1)[..., None]
+    # The eigensolver raises where there is nothing to solve.
+    values = torch.linalg.eigvalsh(torch.where(finite[..., None], gram, 0.0)).clamp_min(0)
+    return torch.where(finite, values, math.nan)
+
+
+def _scale(rows: int, damping: float | Tensor) -> float | Tensor:
+    """1/(bλ), in float64 also where λ is a tensor or one of NumPy's numbers."""
+    return 1 / (rows * (precise(damping) if isinstance(damping, Tensor) else float(damping)))
 
 
 def precise(x: Tensor) -> Tensor:
@@ -167,8 +195,27 @@ def check_damping(value: object, name: str = "damping") -> None:
             raise ValueError(f"{name} must be one number, got a tensor of shape {tuple(value.shape)}")
     elif isinstance(value, bool) or not isinstance(value, numbers.Real):  # NumPy's numbers are real numbers too
         raise TypeError(f"{name} must be a number > 0, got {value!r}")
-    elif math.isnan(value) or value <= 0:
+    elif value != value or value <= 0:
         raise ValueError(f"{name} must be > 0, got {value}; use math.inf for the plain gradient")
+    else:
+        try:
+            float(value)
+        except OverflowError:
+            raise ValueError(f"{name} must fit into a float, got {value}; use math.inf for the plain gradient") from None
+
+
+def _check_matrices(**matrices: Tensor) -> None:
+    """Refuse what is no matrix of floating-point numbers, and what does not belong together."""
+    for name, matrix in matrices.items():
+        if not isinstance(matrix, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(matrix).__name__}")
+        if matrix.dim() != 2 or not matrix.is_floating_point():
+            kind = f"{matrix.dtype} of shape {tuple(matrix.shape)}"
+            raise ValueError(f"{name} must be a matrix of floating-point numbers with one row per example, got {kind}")
+    if "g" in matrices and matrices["g"].shape[0] != matrices["a"].shape[0]:
+        raise ValueError(f"g and a must have as many rows, got {matrices['g'].shape[0]} and {matrices['a'].shape[0]}")
+    if "gbar" in matrices and matrices["gbar"].shape[1] != matrices["g"].shape[1]:
+        raise ValueError(f"gbar and g must have as many columns, got {matrices['gbar'].shape[1]} and {matrices['g'].shape[1]}")
 
 
 def _factor(gram: Float[Tensor, "*groups k k"], shift: float | Tensor) -> Float[Tensor, "*groups k k"]:

@@ -47,8 +47,6 @@ class Inputs:
 
     def shared(self, x: Tensor) -> Shared:
         """The `Shared` of this tensor as it is now; a new one if it was changed in place since a layer last received it."""
-        if torch.compiler.is_compiling():
-            return Shared()  # the compiler finds equal computations itself, and has neither identities nor versions
         entry = self._entries.get(id(x))
         shared = None
         # An address is used again after its tensor is gone: the reference, not the number, says whether this is the same one.

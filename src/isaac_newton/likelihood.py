@@ -10,13 +10,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
 from torch.nn import functional as F
 
-__all__ = ["BinaryCrossEntropy", "CrossEntropy", "Likelihood", "LossFunction", "SquaredError", "likelihood_of"]
+__all__ = ["BinaryCrossEntropy", "CrossEntropy", "Likelihood", "LossFunction", "SquaredError", "likelihood_of", "scale_of"]
 
 Reduction: TypeAlias = Literal["mean", "sum"]
 
@@ -63,12 +64,12 @@ class CrossEntropy:
 
     def observing(self, loss: Tensor, output: Tensor) -> "CrossEntropy":
         """Leave out the terms that the loss left out, because their target was `ignore_index`."""
-        node = loss.grad_fn
-        if type(node).__name__ in ("NllLossBackward0", "NllLoss2DBackward0") and node is not None:
-            counted = (node._saved_target != node._saved_ignore_index).unsqueeze(_class_dim(output))  # type: ignore[attr-defined]
+        node: Any = _loss_node(loss, output, self)
+        if node is not None:
+            counted = (node._saved_target != node._saved_ignore_index).unsqueeze(_class_dim(output))
             if counted.dim() == output.dim() and counted.shape[0] == output.shape[0]:
                 return replace(self, counted=counted)
-        # Behind a scaled loss, say: the terms left out are those without a gradient.
+        # In a loss of several parts, say: the terms left out are those without a gradient.
         (gradient,) = torch.autograd.grad(loss, output, retain_graph=True)
         return replace(self, counted=(gradient != 0).any(_class_dim(gradient), keepdim=True))
 
@@ -132,7 +133,8 @@ class BinaryCrossEntropy:
     def sample(self, output: Tensor) -> Tensor:
         """σ − ŷ, scaled to the Hessian's root."""
         p = output.sigmoid()
-        return (p - torch.bernoulli(p)) / math.sqrt(_averaged(output, self.reduction))
+        # Drawing with probability NaN raises; p itself carries it on, to where a GradScaler sees it.
+        return (p - torch.bernoulli(p.nan_to_num(0.5))) / math.sqrt(_averaged(output, self.reduction))
 
     def root(self, output: Tensor) -> Iterator[Tensor]:
         """One column per output."""
@@ -182,6 +184,39 @@ def likelihood_of(loss_fn: LossFunction) -> Likelihood:
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
     return kind("mean" if reduction == "mean" else "sum")
+
+
+#: What torch calls a loss in a graph.
+_NODES: dict[type, tuple[str, ...]] = {
+    CrossEntropy: ("NllLossBackward0", "NllLoss2DBackward0"),
+    SquaredError: ("MseLossBackward0",),
+    BinaryCrossEntropy: ("BinaryCrossEntropyWithLogitsBackward0",),
+}
+
+
+def scale_of(loss: Tensor, output: Tensor, likelihood: Likelihood) -> Tensor | None:
+    """By how much the loss was multiplied (by a `GradScaler`, for accumulation); None if its graph does not tell."""
+    node = _loss_node(loss, output, likelihood)
+    if node is None:
+        return None
+    (scale,) = torch.autograd.grad(loss, [GradientEdge(node, 0)], retain_graph=True)
+    return scale
+
+
+def _loss_node(loss: Tensor, output: Tensor, likelihood: Likelihood) -> Node | None:
+    """The one place in the graph of `loss`, after `output`, where the loss itself was computed; None if there is not one."""
+    names = _NODES.get(type(likelihood), ())
+    found, seen, waiting = [], {output.grad_fn, None}, [loss.grad_fn] if names else []
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node is None:
+            continue
+        seen.add(node)
+        if type(node).__name__ in names:
+            found.append(node)
+        else:
+            waiting += [before for before, _ in node.next_functions]
+    return found[0] if len(found) == 1 else None
 
 
 def _class_dim(output: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""The table behind `print(handle)`: every layer, what its last step cost, and why the others stay plain."""
+"""The table behind `print(handle)`: every layer, what its last step cost and did, and why the others stay plain."""
 
 import itertools
 import re
@@ -14,7 +14,9 @@ __all__ = ["table"]
 
 #: From this many layers on, equal blocks are folded.
 LONG = 24
-_HEADINGS = ("layer", "type", "weight", "rows", "side", "extra cost", "extra memory", "gradient")
+_HEADINGS = ("layer", "type", "weight", "rows", "side", "extra cost", "extra memory")
+#: Shown after an inspection, with the unit of each.
+_INSIGHT = {"effective_rank": "effective rank", "largest_curvature": "curvature", "damping": "λ", "angle": "angle to ∇"}
 
 
 class Conditioned(Protocol):
@@ -37,12 +39,14 @@ def table(model: nn.Module, settings: Settings, sites: Mapping[str, Conditioned]
     layers = [
         (name, *_cells(module, sites.get(name), verdicts[name])) for name, module in model.named_modules() if name in verdicts
     ]
-    rows = [_HEADINGS]
+    seen = {name: site.statistics for name, site in sites.items() if site.statistics.effective_rank is not None}
+    rows = [(*_HEADINGS, *(_INSIGHT.values() if seen else ()), "gradient")]
     for same in _alike(layers) if len(layers) > LONG else [[layer] for layer in layers]:
         count = f" ×{len(same)}" if len(same) > 1 else ""
         name, verdict = _fold([layer[0] for layer in same]) or "(model)", _fold([layer[-1] for layer in same])
-        rows.append((name + count, *same[0][1:-1], verdict))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
+        insight = _insight([seen[layer[0]] for layer in same if layer[0] in seen]) if seen else ()
+        rows.append((name + count, *same[0][1:-1], *insight, verdict))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     text = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
     return "\n".join([*text, _summary(model, settings, sites)])
 
@@ -65,6 +69,16 @@ def _cells(module: nn.Module, site: Conditioned | None, verdict: str) -> tuple[s
     share = 100 * seen.extra_multiplications / max(seen.own_multiplications, 1)
     memory = f"{seen.extra_bytes / 1024:,.1f} KiB"
     return type(module).__name__, shape, str(seen.rows), seen.side, f"{_percent(share)} %", memory, verdict
+
+
+def _insight(layers: Sequence[Statistics]) -> tuple[str, ...]:
+    """What an inspection has shown: a number, or the range of several layers' numbers."""
+    cells = []
+    for name in _INSIGHT:
+        values = [value for layer in layers if (value := getattr(layer, name)) is not None]
+        ends = dict.fromkeys(f"{value:.3g}" for value in (min(values), max(values))) if values else {}
+        cells.append("–".join(ends) + ("°" if ends and name == "angle" else ""))
+    return tuple(cells)
 
 
 def _summary(model: nn.Module, settings: Settings, sites: Mapping[str, Conditioned]) -> str:

@@ -8,14 +8,15 @@ only place that copies.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Padding", "Sharing", "gather", "patches", "sequence"]
+__all__ = ["Padding", "Patches", "Sharing", "draw", "gather", "sequence"]
 
 Sharing: TypeAlias = Literal["expand", "reduce"]
 Padding: TypeAlias = Sequence[int] | Literal["same", "valid"]
@@ -27,36 +28,75 @@ def sequence(x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
     return x[None], x.dim() - 2
 
 
-def patches(
-    x: Float[Tensor, "samples channels *space"],
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Padding,
-    dilation: Sequence[int],
-    groups: int,
-    padding_mode: str = "zeros",
-) -> tuple[Tensor, int]:
-    """The view of a convolution's input: what the kernel sees at each place, (groups, samples, *places, channels, *kernel)."""
-    sides: list[int] = []
-    for dim in reversed(range(len(kernel))):
-        if padding == "valid":
-            before = after = 0
-        elif padding == "same":
-            total = dilation[dim] * (kernel[dim] - 1)
-            before, after = total // 2, total - total // 2
-        else:
-            before = after = int(padding[dim])
-        sides += [before, after]
-    if any(sides):
-        x = F.pad(x, sides, mode="constant" if padding_mode == "zeros" else padding_mode)
-    for dim in range(len(kernel)):
-        x = x.unfold(2 + dim, dilation[dim] * (kernel[dim] - 1) + 1, stride[dim])[..., :: dilation[dim]]
-    # (samples, channels, *places, *kernel) -> (groups, samples, *places, channels of the group, *kernel)
-    space = len(kernel)
-    x = x.unflatten(1, (groups, x.shape[1] // groups))
-    places, window = range(3, 3 + space), range(3 + space, 3 + 2 * space)
-    return x.permute(1, 0, *places, 2, *window), space
+@dataclass(frozen=True)
+class Patches:
+    """What a convolution's kernel sees at each place of its input; the arguments are those of the layer."""
+
+    kernel: Sequence[int]
+    stride: Sequence[int]
+    padding: Padding
+    dilation: Sequence[int]
+    groups: int = 1
+    padding_mode: str = "zeros"
+
+    def __call__(self, x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
+        """The view (groups, samples, *places, channels of the group, *kernel); an input without samples is one sample."""
+        x = self._padded(self._batched(x), self._margins())
+        for dim, (kernel, stride, dilation) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True)):
+            x = x.unfold(2 + dim, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+        # (samples, channels, *places, *kernel) -> (groups, samples, *places, channels of the group, *kernel)
+        space = len(self.kernel)
+        x = x.unflatten(1, (self.groups, x.shape[1] // self.groups))
+        places, window = range(3, 3 + space), range(3 + space, 3 + 2 * space)
+        return x.permute(1, 0, *places, 2, *window), space
+
+    def average(self, x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "groups samples features"], int]:
+        """The mean of a sample's patches, and how many these are, without forming any of them.
+
+        The mean of what one tap of the kernel sees is a sum over the pixels that it touches; which these are factors over the
+        dimensions, so each dimension is one product with a matrix of zeros and ones.
+        """
+        x, margins = self._batched(x), self._margins()
+        if self.padding_mode != "zeros":
+            x, margins = self._padded(x, margins), [(0, 0)] * len(margins)
+        samples, channels, *space = x.shape
+        total = math.prod([self._places(dim, size, margins[dim]) for dim, size in enumerate(space)])
+        tail = 1
+        for dim in reversed(range(len(space))):
+            taps = self._taps(dim, space[dim], margins[dim], x)
+            x = x.reshape(-1, space[dim]) @ taps if tail == 1 else taps.mT @ x.reshape(-1, space[dim], tail)
+            tail *= self.kernel[dim]
+        x = x.reshape(samples, self.groups, channels // self.groups * tail) / max(total, 1)
+        return x.transpose(0, 1), total
+
+    def _taps(self, dim: int, size: int, margin: tuple[int, int], like: Tensor) -> Float[Tensor, "size kernel"]:
+        """1 where a tap of the kernel touches a pixel at some place."""
+        kernel, stride, dilation = self.kernel[dim], self.stride[dim], self.dilation[dim]
+        places = self._places(dim, size, margin)
+        first = torch.arange(kernel, device=like.device) * dilation - margin[0]
+        offset = torch.arange(size, device=like.device)[:, None] - first
+        return ((offset >= 0) & (offset % stride == 0) & (offset < places * stride)).to(like.dtype)
+
+    def _places(self, dim: int, size: int, margin: tuple[int, int]) -> int:
+        return (size + sum(margin) - self.dilation[dim] * (self.kernel[dim] - 1) - 1) // self.stride[dim] + 1
+
+    def _batched(self, x: Tensor) -> Tensor:
+        return x if x.dim() == len(self.kernel) + 2 else x[None]
+
+    def _margins(self) -> list[tuple[int, int]]:
+        """How far each dimension is padded, before and after."""
+        if self.padding == "valid":
+            return [(0, 0)] * len(self.kernel)
+        if self.padding == "same":
+            totals = [dilation * (kernel - 1) for kernel, dilation in zip(self.kernel, self.dilation, strict=True)]
+            return [(total // 2, total - total // 2) for total in totals]
+        return [(int(width), int(width)) for width in self.padding]
+
+    def _padded(self, x: Tensor, margins: Sequence[tuple[int, int]]) -> Tensor:
+        sides = [side for margin in reversed(margins) for side in margin]
+        if not any(sides):
+            return x
+        return F.pad(x, sides, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
 
 
 def gather(
@@ -90,13 +130,17 @@ def gather(
     if max_rows is None or count <= max_rows:
         rows = view if mask is None else view[:, mask]
         return rows.reshape(groups, count, width)
-    random = torch.Generator().manual_seed(seed)
-    drawn = torch.randperm(count, generator=random)[:max_rows].to(view.device)
+    drawn = draw(count, max_rows, seed).to(view.device)
     if mask is not None:
         drawn = mask.reshape(-1).nonzero().squeeze(1)[drawn]
     # Indexing the view copies the drawn rows only, whatever the size of all the patches.
     index: tuple[slice | Tensor, ...] = (slice(None), *torch.unravel_index(drawn, places))
     return view[index].reshape(groups, max_rows, width)
+
+
+def draw(count: int, most: int, seed: int) -> Int[Tensor, " most"]:
+    """Which rows feed a conditioner, when not all do."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most]
 
 
 def _average(view: Tensor, positions: int, mask: Tensor | None) -> Tensor:

@@ -4,6 +4,7 @@ import math
 import warnings
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -15,12 +16,14 @@ from isaac_newton.distributed import Ranks
 from isaac_newton.inputs import Inputs
 from isaac_newton.rows import Sharing
 
-__all__ = ["BiasMode", "OutputCurvature", "OutputDamping", "Settings", "When"]
+__all__ = ["BiasMode", "OutputCurvature", "OutputDamping", "Settings", "When", "check_choice", "check_count", "is_kfac"]
 
 BiasMode: TypeAlias = Literal["plain", "joint"]
 OutputCurvature: TypeAlias = Literal["sampled", "exact", "empirical"]
 OutputDamping: TypeAlias = Damping | Literal["kfac"]
 When: TypeAlias = Literal["backward", "step"]
+#: Called with a layer's site and its rows (groups, rows, features), or the counts of an embedding's tokens.
+Look: TypeAlias = Callable[[Any, Tensor], None]
 
 
 @dataclass(eq=False)
@@ -29,7 +32,8 @@ class Settings:
 
     `backward_passes`, or with `when="step"` the number of `steps`, is what a damping schedule is called with. `ranks` are the
     processes whose batches count as one; None: each its own. `mask` says which positions count. `collecting` is true during
-    the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient. `empirical_scale` times the
+    the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient; `inspecting` while they
+    record what conditioning does to them; `look` gets the rows of each layer in a forward pass. `empirical_scale` times the
     square root of its rows turns a layer's g into ḡ for the empirical Fisher; None: the loss is the mean over as many terms as
     the layer has rows. While a step is captured into a CUDA graph, `overlap` counts how often each weight was used, and the
     dampings are the numbers in `device_damping` and `device_output_damping`, which outlive the capture.
@@ -51,7 +55,11 @@ class Settings:
     backward_passes: int = 0
     steps: int = 0
     bound: bool = False
+    differentiable: bool = False
     collecting: bool = False
+    inspecting: bool = False
+    look: Look | None = None
+    warned: bool = False
     empirical_scale: float | Tensor | None = None
     overlap: Counter[int] | None = None
     device_damping: Tensor | None = None
@@ -62,7 +70,7 @@ class Settings:
     def __post_init__(self) -> None:
         LIVE.add(self)
         self.damping = check(self.damping)
-        if self.output_damping != "kfac":
+        if not is_kfac(self.output_damping):
             self.output_damping = check(self.output_damping, "output_damping")
         check_choice("sharing", self.sharing, Sharing)
         check_choice("bias", self.bias, BiasMode)
@@ -94,8 +102,8 @@ class Settings:
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Copies and unpickled settings exist too.
-        self.__dict__.update(state)
+        # Copies and unpickled settings exist too; no handle steps for them.
+        self.__dict__.update(state, bound=False)
         LIVE.add(self)
 
     @property
@@ -113,6 +121,11 @@ class Settings:
         """Whether the rows of a layer's input are themselves the rows of its conditioner."""
         every = self.sharing == "expand" and self.max_rows is None and self.mask is None
         return every and self.when == "backward" and self.ranks is None
+
+    @property
+    def takes_few_rows(self) -> bool:
+        """Whether the rows of a conditioner are few, whatever the number of positions, and this rank's own."""
+        return (self.sharing == "reduce" or self.max_rows is not None) and self.when == "backward" and self.ranks is None
 
     @property
     def keeps_rows(self) -> bool:
@@ -134,20 +147,29 @@ class Settings:
 
     def enter_backward(self) -> None:
         """Count backward passes: every layer calls this, the first one in a pass counts."""
-        if torch.compiler.is_compiling():
-            return  # compiled code runs without us; `Handle.backward_passes` can be set
         task = torch._C._current_graph_task_id()
         if task != self._graph_task:
             self._graph_task = task
             self.backward_passes += 1
 
+    def warn_about_failure(self) -> None:
+        """A factorization failed: said once, for all layers and steps."""
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                "a factorization failed: for this layer and this step it was repeated with a larger damping, or the gradient "
+                "left plain; handle.statistics counts how often per layer",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def warn_about_dropped(self) -> None:
         """Rows were gathered and never used: normal where a step was skipped, a mistake where none was ever made."""
-        if self.steps == 0 and not self.bound:
+        if not self.bound:
             self.bound = True  # once is enough
             warnings.warn(
                 "when='step', but nothing was conditioned so far: call handle.bind(optimizer) once, or handle.step() before "
-                "each optimizer.step()",
+                "each optimizer.step(); detach a copied or loaded model and attach it again to have its handle",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -179,17 +201,23 @@ class Settings:
 LIVE: "weakref.WeakSet[Settings]" = weakref.WeakSet()
 
 
+def is_kfac(value: object) -> bool:
+    """Whether an output damping is that of the inputs. Arrays, which are none at all, do not compare."""
+    return isinstance(value, str) and value == "kfac"
+
+
 def check_choice(name: str, value: object, choices: object) -> None:
     """Refuse a value that is not one of a `Literal`'s."""
     allowed = get_args(choices)
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
-def check_count(name: str, value: object) -> None:
-    """Refuse what is not a whole number above zero."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+def check_count(name: str, value: object, least: int = 1) -> int:
+    """Refuse what is not a whole number of at least so much."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+    return value
 
 
 def _check_share(name: str, value: object, *, below_one: bool = False) -> None:

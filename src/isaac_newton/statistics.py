@@ -1,10 +1,26 @@
-"""What happened in one layer in its last backward pass, and what conditioning cost it."""
+"""What happened in one layer in its last backward pass, what conditioning cost it, and on request what it did."""
 
-import warnings
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 __all__ = ["Statistics"]
+
+
+@dataclass
+class _Inspected:
+    """What one backward pass or step has shown so far."""
+
+    occasion: int
+    ranks: list[float] = field(default_factory=list)
+    dampings: list[float] = field(default_factory=list)
+    largest: list[float] = field(default_factory=list)
+    #: ⟨∇, ζ⟩, ⟨∇, ∇⟩, ⟨ζ, ζ⟩
+    products: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
 
 @dataclass
@@ -12,7 +28,8 @@ class Statistics:
     """Counts of one conditioned layer.
 
     Attributes:
-        fallbacks: Factorizations that failed and were redone with a larger damping, since attaching.
+        fallbacks: How often, since attaching, a factorization failed and the layer was conditioned with a larger damping or,
+            where that failed too, kept its plain gradient.
         backward_pass: The last backward pass, which the rest is about. A layer used several times in it adds up its costs.
         rows: Rows that fed the conditioner in the last backward pass; 0 before the first.
         side: Which side was inverted then: "rows" (rows × rows), "features" (features × features), or "counts" where
@@ -21,6 +38,12 @@ class Statistics:
             counts all.
         own_multiplications: What the layer itself multiplied: forward, input gradient and weight gradient.
         extra_bytes: The inverse, in float32.
+        effective_rank: Σ s/(s+λ) over the eigenvalues s of aᵀa/b: how many directions of the inputs are damped. This and what
+            follows is recorded within `Handle.inspecting` only and is None before. A layer with several matrices
+            (groups, projections of attention, several uses) has the mean of theirs here.
+        largest_curvature: The largest of these eigenvalues, of all matrices.
+        damping: λ, as used: of a schedule or a relative damping, what it came to.
+        angle: Between the conditioned gradient and the plain one, in degrees; None where there is no gradient.
     """
 
     fallbacks: int = 0
@@ -30,15 +53,26 @@ class Statistics:
     extra_multiplications: int = 0
     own_multiplications: int = 0
     extra_bytes: int = 0
+    effective_rank: float | None = None
+    largest_curvature: float | None = None
+    damping: float | None = None
+    angle: float | None = None
+    _inspected: "_Inspected | None" = field(default=None, repr=False)
+    _on_device: Tensor | None = field(default=None, repr=False)
 
-    def fell_back(self) -> None:
-        """Count a factorization that failed, and warn."""
-        self.fallbacks += 1
-        warnings.warn(
-            "a factorization failed and was repeated with a larger damping; handle.statistics counts how often per layer",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    def count_on_device(self, failures: Tensor) -> None:
+        """Add up failures where they are known, in memory that a replayed graph adds to as well."""
+        if self._on_device is None:
+            self._on_device = torch.zeros_like(failures)
+        self._on_device.add_(failures)
+
+    def settle(self) -> int:
+        """Count what the device has counted; waits for it. Returns the number of new failures."""
+        failures = 0 if self._on_device is None else int(self._on_device.item())
+        if self._on_device is not None and failures:
+            self._on_device.zero_()
+            self.fallbacks += failures
+        return failures
 
     def saw(
         self, backward_pass: int, total: int, count: int, features: int, outputs: int, *, groups: int = 1, own_rows: bool = True
@@ -60,6 +94,37 @@ class Statistics:
         """Record a use of an embedding: one division for each number that came out, and no matrix."""
         self._add(backward_pass, 2 * tokens * width, tokens * width, 0)
         self.rows, self.side = tokens, "counts"
+
+    def inspect(
+        self, occasion: int, values: Float[Tensor, "*groups small"], damping: float, plain: Tensor, conditioned: Tensor
+    ) -> None:
+        """Record what conditioning did to one matrix, or to one for each group, in this backward pass or step."""
+        if self._inspected is None or self._inspected.occasion != occasion:
+            self._inspected = _Inspected(occasion)
+        seen = self._inspected
+        groups = values.reshape(-1, values.shape[-1])
+        for share in (groups / (groups + damping)).sum(-1).tolist():
+            seen.ranks.append(share)
+            seen.dampings.append(damping)
+        if groups.numel():
+            seen.largest.append(groups.max().item())
+        before, after = plain.detach().double().reshape(-1), conditioned.detach().double().reshape(-1)
+        for number, (x, y) in enumerate([(before, after), (before, before), (after, after)]):
+            seen.products[number] += torch.dot(x, y).item()
+        self.effective_rank = math.fsum(seen.ranks) / max(len(seen.ranks), 1)
+        self.damping = math.fsum(seen.dampings) / max(len(seen.dampings), 1)
+        self.largest_curvature = max(seen.largest, default=0.0)
+        together, *lengths = seen.products
+        size = math.sqrt(lengths[0]) * math.sqrt(lengths[1])
+        self.angle = math.degrees(math.acos(max(-1.0, min(1.0, together / size)))) if size > 0 else None
+
+    def forget(self) -> None:
+        """Before a new inspection: what an earlier one recorded."""
+        self.effective_rank = self.largest_curvature = self.damping = self.angle = self._inspected = None
+
+    def missed(self, last: int) -> bool:
+        """Whether there was a backward pass after that one of which an inspection recorded nothing."""
+        return self.backward_pass > last and self.effective_rank is None
 
     def _add(self, backward_pass: int, own: int, extra: int, size: int) -> None:
         if backward_pass != self.backward_pass:

@@ -3,12 +3,13 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from isaac_newton import equations
-from isaac_newton.autograd import Site, condition_columns
+from isaac_newton.autograd import Site, rows_conditioner
 from isaac_newton.curvature import Curvature, Place
 from isaac_newton.distributed import Ranks, first_row, is_sharded, keep_own_part, local, whole
 from isaac_newton.inputs import Shared
@@ -17,6 +18,8 @@ __all__ = ["condition_gradients"]
 
 #: As in `kernels.dense`: the largest trace of S/λ for which a conditioner in float32 is accurate enough.
 FLOAT32_TRACE = 512.0
+#: Called with a gradient before and after.
+Inspect: TypeAlias = Callable[[Tensor, Tensor], None]
 
 
 @torch.no_grad()
@@ -52,19 +55,36 @@ def _over_ranks(
 def _condition(layer: nn.Module, place: Place, curvature: Curvature, site: Site) -> None:
     settings = site.settings
     few = curvature.all_rows() if curvature.rows and settings.keeps_rows else None
+    inspect: Inspect | None = None
     if few is not None:
-        multiply = functools.partial(condition_columns, r=few, site=site, shared=Shared(), key=None)
-        _rewrite(layer, place, multiply)
+        columns = rows_conditioner(few, 0, site, Shared(), None)
+        if settings.inspecting:
+            inspect = functools.partial(site.inspect, lambda: equations.spectrum(few), columns.damping)
+        _rewrite(layer, place, columns.multiply, inspect=inspect)
     else:
         _renew(curvature, site)
         conditioner = curvature.conditioner
         if conditioner is not None:
-            _rewrite(layer, place, lambda matrix: matrix.to(conditioner.dtype) @ conditioner, diagonal=conditioner)
+            if settings.inspecting:
+                values = functools.partial(_eigenvalues, conditioner, curvature.damping, settings.power)
+                inspect = functools.partial(site.inspect, values, curvature.damping)
+            multiply = functools.partial(_times, conditioner)
+            _rewrite(layer, place, multiply, diagonal=conditioner, inspect=inspect)
     curvature.clear()
     if settings.refresh == 1:
         curvature.conditioner = None
     if settings.decay == 0:
         curvature.average = curvature.weight = None
+
+
+def _times(conditioner: Tensor, matrix: Tensor) -> Tensor:
+    return matrix.to(conditioner.dtype) @ conditioner
+
+
+def _eigenvalues(conditioner: Tensor, damping: float | Tensor, power: float) -> Tensor:
+    """Those of the second moment S behind (I + S/λ)^−p."""
+    values = conditioner if conditioner.dim() == 1 else torch.linalg.eigvalsh(equations.precise(conditioner))
+    return (damping * (values.clamp_min(torch.finfo(values.dtype).tiny).pow(-1 / power) - 1)).clamp_min(0)
 
 
 def _renew(curvature: Curvature, site: Site) -> None:
@@ -78,33 +98,42 @@ def _renew(curvature: Curvature, site: Site) -> None:
         return
     diagonal = moment.dim() == 1
     damping = settings.moment_damping(moment, diagonal=diagonal)
-    curvature.age = 1
+    curvature.age, curvature.damping = 1, damping
     if settings.power == 0 or (isinstance(damping, float) and damping == math.inf):
         curvature.conditioner = None
     elif diagonal:
         curvature.conditioner = (1 + moment / damping).pow(-settings.power)
     else:
-        curvature.conditioner = _conditioner(moment, damping, site)
+        curvature.conditioner = _conditioner(moment, damping, site, curvature.dtype or moment.dtype)
 
 
-def _conditioner(moment: Tensor, damping: float | Tensor, site: Site) -> Tensor:
+def _conditioner(moment: Tensor, damping: float | Tensor, site: Site, dtype: torch.dtype) -> Tensor:
     """(I + S/λ)^−p in the cheapest dtype that is accurate; where it cannot be had, with more damping, and else I."""
-    result = equations.root_conditioner(moment, damping, site.settings.power)
-    failed = ~result.isfinite().all()
+    power = site.settings.power
+    result = equations.root_conditioner(moment, damping, power)
+    failed = equations.is_nan(result)
     identity = torch.eye(moment.shape[-1], dtype=result.dtype, device=result.device)
     if moment.device.type != "cpu":
         # Nothing waits for the device.
-        return torch.where(failed, identity, result).to(moment.dtype)
+        site.fell_back(failed.any().long())
+        return torch.where(failed, identity, result).to(dtype)
     trace = moment.diagonal(dim1=-2, dim2=-1).sum(-1).amax()
-    if failed.item():
-        site.statistics.fell_back()
-        result = equations.root_conditioner(moment, max(float(damping), float(trace) / FLOAT32_TRACE), site.settings.power)
-        if not result.isfinite().all().item():
-            return identity.expand_as(moment).to(moment.dtype)
-    return result.to(moment.dtype) if trace.item() <= FLOAT32_TRACE * float(damping) else result
+    if failed.any().item():
+        site.fell_back()
+        larger = max(float(damping), float(trace) / FLOAT32_TRACE)
+        result = torch.where(failed, equations.root_conditioner(moment, larger, power), result)
+        result = torch.where(equations.is_nan(result), identity, result)
+    return result.to(dtype) if trace.item() <= FLOAT32_TRACE * float(damping) else result
 
 
-def _rewrite(layer: nn.Module, place: Place, multiply: Callable[[Tensor], Tensor], *, diagonal: Tensor | None = None) -> None:
+def _rewrite(
+    layer: nn.Module,
+    place: Place,
+    multiply: Callable[[Tensor], Tensor],
+    *,
+    diagonal: Tensor | None = None,
+    inspect: Inspect | None = None,
+) -> None:
     """Replace the gradient at `place` by what `multiply` makes of it, a matrix (groups, outputs, features)."""
     parameters = [layer.get_parameter(place.parameter)]
     if place.bias is not None:
@@ -124,16 +153,21 @@ def _rewrite(layer: nn.Module, place: Place, multiply: Callable[[Tensor], Tensor
     own = slice(max(place.start - begin, 0), max(min(place.stop - begin, len(weight)), 0))
     if place.groups == 0:
         assert diagonal is not None
+        before = _numbers(weight, own).clone() if inspect is not None else weight
         _divide(weight, diagonal[begin + own.start : begin + own.stop], own)
+        if inspect is not None:
+            inspect(before, _numbers(weight, own))
     else:
-        _multiply(weight[own], None if bias is None else bias[own], place, multiply)
+        _multiply(weight[own], None if bias is None else bias[own], place, multiply, inspect)
     if sharded and not by_rows:
         for gradient, part in zip(gradients, parts, strict=True):
             if gradient is not None and part is not None:
                 keep_own_part(gradient, part)
 
 
-def _multiply(weight: Tensor, bias: Tensor | None, place: Place, multiply: Callable[[Tensor], Tensor]) -> None:
+def _multiply(
+    weight: Tensor, bias: Tensor | None, place: Place, multiply: Callable[[Tensor], Tensor], inspect: Inspect | None
+) -> None:
     if weight.numel() == 0:
         return
     dtype = torch.promote_types(weight.dtype, torch.float32)
@@ -142,12 +176,19 @@ def _multiply(weight: Tensor, bias: Tensor | None, place: Place, multiply: Calla
     if place.bias is not None:
         column = matrix.new_zeros(matrix.shape[:2]) if bias is None else bias.reshape(matrix.shape[:2]).to(dtype)
         matrix = torch.cat([matrix, column[..., None]], dim=-1)
-    matrix = multiply(matrix)
+    plain, matrix = matrix, multiply(matrix)
+    if inspect is not None:
+        inspect(plain, matrix)
     if place.bias is not None:
         if bias is not None:
             bias.copy_(matrix[..., -1].reshape(bias.shape))
         matrix = matrix[..., :-1]
     weight.copy_((matrix.mT if place.transposed else matrix).reshape(weight.shape))
+
+
+def _numbers(weight: Tensor, own: slice) -> Tensor:
+    """What is not zero in an embedding's gradient, dense or sparse."""
+    return weight.coalesce().values() if weight.is_sparse else weight[own]
 
 
 def _divide(weight: Tensor, factor: Tensor, own: slice) -> None:

@@ -10,28 +10,30 @@ from torch import Tensor
 from isaac_newton import equations
 from isaac_newton.kernels import dense
 
-__all__ = ["inverse", "product"]
+__all__ = ["condition", "inverse", "product"]
 
 #: Beyond, one Triton program takes longer than cuSOLVER.
 MOST_FUSED_ROWS = 128
 
 
 def inverse(
-    x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, *, in_graph: bool = False
-) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
+    x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, *, in_graph: bool = False, instead: float = 1.0
+) -> tuple[Float[Tensor, "*groups k k"] | None, int | Tensor]:
     """(I + x xᵀ/(rows·λ))⁻¹ and the number of factorizations that failed; None where `x` is not finite and there is none.
 
     λ is one number, or a tensor with one for each group. In a CUDA graph the host does not count and the device does:
-    `in_graph` takes more launches where that is faster.
+    `in_graph` takes more launches where that is faster. Where a factorization fails for good, `instead` times the identity
+    stands: 1 makes the plain gradient of a product with the inverse, 0 of a difference that it is subtracted in. On a GPU
+    the number is there, and nothing waits for it; the same stands there where `x` is not finite.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
         # The values of traced and batched tensors are not there to be looked at.
-        return equations.inverse(equations.precise(x), 1 / (rows * damping)), 0
+        return _repaired(equations.inverse(equations.precise(x), 1 / (rows * damping)), instead)[0], 0
     if x.device.type == "cpu":
         if isinstance(damping, Tensor) and damping.dim() == 1:
             # With rows over √λ the damping of every group is 1.
-            return dense.inverse(x * damping.rsqrt()[:, None, None], 1 / rows)
-        return dense.inverse(x, 1 / (rows * float(damping)))
+            return dense.inverse(x * damping.rsqrt()[:, None, None], 1 / rows, instead)
+        return dense.inverse(x, 1 / (rows * float(damping)), instead)
     if _can_fuse(x):
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
@@ -39,7 +41,15 @@ def inverse(
     scale = 1 / (rows * damping)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]
-    return equations.inverse(equations.precise(x), scale).to(x.dtype), 0
+    result, failed = _repaired(equations.inverse(equations.precise(x), scale), instead)
+    return result.to(x.dtype), (failed.any() & x.isfinite().all()).long()
+
+
+def _repaired(inverse: Float[Tensor, "*groups k k"], instead: float) -> tuple[Float[Tensor, "*groups k k"], Tensor]:
+    """The inverse without NaN, and where there was some."""
+    failed = equations.is_nan(inverse)
+    identity = torch.eye(inverse.shape[-1], dtype=inverse.dtype, device=inverse.device)
+    return torch.where(failed, instead * identity, inverse), failed
 
 
 def product(
@@ -64,6 +74,13 @@ def product(
     if outputs <= features:
         return multiply(multiply(inverse, g).mT, a)
     return multiply(g.mT, multiply(inverse, a))
+
+
+def condition(inverse: Float[Tensor, "k k"], a: Float[Tensor, "rows in"]) -> Float[Tensor, "rows in"]:
+    """P a with P on the side of the rows, or a Q with Q on that of the features."""
+    wide = a if inverse.dtype is a.dtype else a.to(inverse.dtype)
+    result = torch.mm(inverse, wide) if a.shape[0] < a.shape[1] else torch.mm(wide, inverse)
+    return result if result.dtype is a.dtype else result.to(a.dtype)
 
 
 def _can_fuse(x: Tensor) -> bool:

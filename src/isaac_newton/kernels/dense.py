@@ -7,7 +7,6 @@ about $ε · κ$ with $κ ≤ 1 + \operatorname{tr}(s\,x x^\top)$. The trace cos
 
 import functools
 import math
-import warnings
 
 import torch
 from jaxtyping import Float
@@ -20,10 +19,19 @@ __all__ = ["inverse"]
 #: Largest trace for which float32 keeps the relative error of the result below 1e-4 with a margin (measured: at most
 #: 1.5 · trace · 2⁻²⁴, reached with two equal rows; see tests/test_accuracy.py).
 FLOAT32_TRACE = 512.0
+#: Sums of more numbers than this are rounded by more, in proportion, and the limit falls as much. Those in the product of a few
+#: rows BLAS adds up one after the other, others in blocks.
+LONGEST_SUM, LONGEST_SUM_OF_FEW = 16384, 512
+FEW_ROWS = 16
 
 
-def inverse(x: Float[Tensor, "*groups k l"], scale: float) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
-    """(I + s·x xᵀ)⁻¹, or None if `x` is not finite, and the number of failed factorizations."""
+def inverse(
+    x: Float[Tensor, "*groups k l"], scale: float, instead: float = 1.0
+) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
+    """(I + s·x xᵀ)⁻¹, or None if `x` is not finite, and the number of failed factorizations: 0, or 1 however many groups fail.
+
+    A factorization that fails is repeated with a larger damping; where that fails too, `instead` times the identity stands.
+    """
     identity = _identity(x.shape[-2], x.dtype)
     if x.dim() == 2:
         matrix = torch.addmm(identity, x, x.mT, alpha=scale)
@@ -32,29 +40,32 @@ def inverse(x: Float[Tensor, "*groups k l"], scale: float) -> tuple[Float[Tensor
         matrix = torch.baddbmm(identity, x, x.mT, alpha=scale)
         trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1).amax().item()
     # Of I + s·x xᵀ, so the size of the identity comes off.
-    if trace - x.shape[-2] <= FLOAT32_TRACE:
+    rows, length = x.shape[-2:]
+    longest = LONGEST_SUM_OF_FEW if rows <= FEW_ROWS else LONGEST_SUM
+    small = trace - rows <= FLOAT32_TRACE * (longest / length if length > longest and x.dtype is torch.float32 else 1)
+    if small:
         factor, info = torch.linalg.cholesky_ex(matrix)
         if not (info if x.dim() == 2 else info.any()).item():
             return torch.cholesky_inverse(factor), 0
-    return _careful(x.to(torch.float64), scale)
+    return _careful(x.to(torch.float64), scale, instead, failures=int(small))
 
 
-def _careful(x: Float[Tensor, "*groups k l"], scale: float) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
+def _careful(
+    x: Float[Tensor, "*groups k l"], scale: float, instead: float, failures: int
+) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
     """The same where float32 will not do, and where a factorization failed."""
     trace = scale * x.square().sum((-2, -1)).amax().item()
     if not math.isfinite(trace):
         return None, 0
-    if trace > FLOAT32_TRACE:
-        precise = equations.inverse(x, scale)
-        if precise.isfinite().all().item():
-            return precise, 0
-    # A factorization failed that should not have. A damping at which it cannot, whatever the rounding, is the next best.
-    warnings.warn(
-        "a factorization failed and was repeated with a larger damping; handle.statistics counts how often per layer",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return equations.inverse(x, scale * min(1.0, FLOAT32_TRACE / trace)), 1
+    result = equations.inverse(x, scale)
+    # Dampings at which fewer and fewer digits are at stake, for the groups that need it.
+    for limit in (FLOAT32_TRACE, 1.0):
+        failed = equations.is_nan(result)
+        if not failed.any().item():
+            return result, failures
+        failures = 1
+        result = torch.where(failed, equations.inverse(x, scale * limit / max(trace, limit)), result)
+    return torch.where(equations.is_nan(result), instead * _identity(x.shape[-2], x.dtype), result), failures
 
 
 @functools.lru_cache(maxsize=32)

@@ -5,8 +5,8 @@ hooks nor a replaced `forward` of a submodule would see it. Here the code of tor
 of its global names in which `linear` is ours: every form, mask and corner case is torch's, bit for bit.
 """
 
+import threading
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,45 +20,49 @@ from isaac_newton.layers.registry import register
 __all__: list[str] = []
 
 
+class _Current(threading.local):
+    """Whose forward pass is running in this thread, and over how many samples."""
+
+    site: Site | None = None
+    samples = 1
+
+
+_CURRENT = _Current()
+
+
 @register(nn.MultiheadAttention, parts=("out_proj",), outputs=True)
 def _attention(layer: nn.MultiheadAttention, site: Site, query: Tensor, *args: Any, **kwargs: Any) -> Any:
-    projection = _PROJECTIONS.get(site)
-    if projection is None:
-        projection = _PROJECTIONS[site] = _Projection(site)
-    projection.samples = query.shape[0 if layer.batch_first else 1] if query.dim() == 3 else 1
-    return projection.forward(layer, query, *args, **kwargs)
+    _CURRENT.site = site
+    _CURRENT.samples = query.shape[0 if layer.batch_first else 1] if query.dim() == 3 else 1
+    try:
+        return _FORWARD(layer, query, *args, **kwargs)
+    finally:
+        _CURRENT.site = None
 
 
-class _Projection:
-    """The `linear` that one attention layer uses, and torch's forward pass over it."""
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, conditioned."""
+    site, samples = _CURRENT.site, _CURRENT.samples
+    assert site is not None
 
-    def __init__(self, site: Site) -> None:
-        self.samples = 1
-        self._site = weakref.ref(site)
-        self.forward = _with_linear(self.linear)
+    def arrange(x: Tensor) -> tuple[Tensor, int]:
+        # Inside, sequences are (length, samples, features), or flattened from that.
+        return x.reshape(-1, samples, x.shape[-1]).transpose(0, 1)[None], 1
 
-    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`F.linear`, conditioned."""
-        samples, site = self.samples, self._site()
-        assert site is not None
-
-        def arrange(x: Tensor) -> tuple[Tensor, int]:
-            # Inside, sequences are (length, samples, features), or flattened from that.
-            return x.reshape(-1, samples, x.shape[-1]).transpose(0, 1)[None], 1
-
-        return linear(input, weight, bias, site, arrange)
-
-
-_PROJECTIONS: "weakref.WeakKeyDictionary[Site, _Projection]" = weakref.WeakKeyDictionary()
+    return linear(input, weight, bias, site, arrange)
 
 
 def _with_linear(replacement: Callable[..., Tensor]) -> Callable[..., Any]:
     """`nn.MultiheadAttention.forward` over global names in which `F.linear` is `replacement`."""
+    # Without a name of its own the compiler would look names up, and guard them, in the module that bears it.
     names = {**vars(F), "linear": replacement}
+    names.pop("__name__")
     for helper in ("_in_projection_packed", "_in_projection", "multi_head_attention_forward"):
         names[helper] = _over(getattr(F, helper), names)
     functional = types.SimpleNamespace(**names)
-    return _over(nn.MultiheadAttention.forward, {**vars(activation), "F": functional})
+    outer = {**vars(activation), "F": functional}
+    outer.pop("__name__")
+    return _over(nn.MultiheadAttention.forward, outer)
 
 
 def _over(function: Callable[..., Any], names: dict[str, Any]) -> Callable[..., Any]:
@@ -67,3 +71,6 @@ def _over(function: Callable[..., Any], names: dict[str, Any]) -> Callable[..., 
     copy = types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
     copy.__kwdefaults__ = plain.__kwdefaults__
     return copy
+
+
+_FORWARD = _with_linear(_linear)

@@ -21,17 +21,7 @@ __all__: list[str] = []
 @register(nn.Conv2d)
 @register(nn.Conv3d)
 def _conv(layer: Any, site: Site, input: Tensor) -> Tensor:
-    def patches(x: Tensor) -> tuple[Tensor, int]:
-        return rows.patches(
-            _batched(x, layer),
-            kernel=layer.kernel_size,
-            stride=layer.stride,
-            padding=layer.padding,
-            dilation=layer.dilation,
-            groups=layer.groups,
-            padding_mode=layer.padding_mode,
-        )
-
+    patches = rows.Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode)
     weight, bias = condition(layer.weight, layer.bias, input, site, arrange=patches)
     output: Tensor = layer._conv_forward(input, weight, bias)
     return output

@@ -6,10 +6,13 @@ alike. The rows of an `EmbeddingBag` hold several ones, and its output gradient 
 (bλ))^{-1}$.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from isaac_newton import compiled
 from isaac_newton.autograd import Site, condition_output, multiply_rows
 from isaac_newton.layers.registry import register
 
@@ -19,34 +22,49 @@ __all__: list[str] = []
 @register(nn.Embedding)
 def _embedding(layer: nn.Embedding, site: Site, input: Tensor) -> Tensor:
     output = type(layer).forward(layer, input)
-    mask = site.settings.mask
-    place = site.place(layer.weight)._replace(groups=0) if site.settings.when == "step" else None
+    divide = _divide_at_run_time if torch.compiler.is_compiling() else _divide
+    return condition_output(output, layer.weight, site, divide, input, site.settings.mask)
 
-    def divide(g: Tensor) -> Tensor:
-        tokens = input.reshape(-1)
-        counted = torch.ones_like(tokens, dtype=torch.bool)
-        if layer.padding_idx is not None:
-            counted = tokens != layer.padding_idx
-        if mask is not None and mask.shape == input.shape:
-            counted = counted & mask.reshape(-1)
-        counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
-        counts.index_add_(0, tokens, counted.to(counts.dtype))
-        if not torch.compiler.is_compiling():
-            site.statistics.saw_counts(site.settings.backward_passes, len(tokens), layer.embedding_dim)
-        if place is not None:
-            if site.gathers(place):
-                site.curvature(place).add_counts(counts)
-            return g
-        if site.settings.ranks is not None:
-            site.settings.ranks.add(counts)
-        total = counts.sum().clamp_min(1)
-        # One-hot rows as wide as the vocabulary have this mean square, which is all that a relative damping asks for.
-        mean_square = torch.full((1, 1), layer.num_embeddings**-0.5, dtype=counts.dtype, device=counts.device)
-        damping = site.settings.input_damping(mean_square)
-        factor = 1 / (1 + counts / (total * damping))
-        return (g * factor[input][..., None]).to(g.dtype)
 
-    return condition_output(output, layer.weight, site, divide)
+def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: Any) -> Tensor:
+    layer, settings = site.layer, site.settings
+    tokens = input.reshape(-1)
+    counted = torch.ones_like(tokens, dtype=torch.bool)
+    if layer.padding_idx is not None:
+        counted = tokens != layer.padding_idx
+    if mask is not None and mask.shape == input.shape:
+        counted = counted & mask.reshape(-1)
+    counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
+    counts = counts.index_add(0, tokens, counted.to(counts.dtype))
+    if settings.look is not None:
+        settings.look(site, counts)
+        return g
+    site.statistics.saw_counts(settings.backward_passes, len(tokens), layer.embedding_dim)
+    if settings.when == "step":
+        place = site.place(layer.weight)._replace(groups=0)
+        if site.gathers(place):
+            site.curvature(place).add_counts(counts)
+        return g
+    if settings.ranks is not None:
+        settings.ranks.add(counts)
+    total = counts.sum().clamp_min(1)
+    # One-hot rows as wide as the vocabulary have this mean square, which is all that a relative damping asks for.
+    mean_square = torch.full((1, 1), layer.num_embeddings**-0.5, dtype=counts.dtype, device=counts.device)
+    damping = settings.input_damping(mean_square)
+    factor = 1 / (1 + counts / (total * damping))
+    if settings.inspecting:
+        plain = torch.zeros(len(counts), g.shape[-1], dtype=counts.dtype, device=g.device)
+        plain.index_add_(0, tokens, g.reshape(-1, g.shape[-1]).to(counts.dtype))
+        site.inspect(lambda: counts / total, damping, plain, plain * factor[:, None])
+    divided: Tensor = (g * factor[input][..., None]).to(g.dtype)
+    return divided
+
+
+@compiled.operator
+def _divide_at_run_time(g: Tensor, input: Tensor, mask: Tensor | None, site: int) -> Tensor:
+    found = compiled.site(site)
+    found.settings.enter_backward()
+    return _divide(g, input, mask, found)
 
 
 @register(
@@ -76,15 +94,27 @@ def _embedding_bag(
             layer.padding_idx,
         )
 
-    def multiply(g: Tensor) -> Tensor:
-        return multiply_rows(g, _bag_rows(layer, input, offsets, per_sample_weights), site)
-
+    multiply = _multiply_at_run_time if torch.compiler.is_compiling() else _multiply
+    given = (input, offsets, None if per_sample_weights is None else per_sample_weights.detach())
     if per_sample_weights is None or not per_sample_weights.requires_grad:
-        return condition_output(bags(layer.weight, per_sample_weights), layer.weight, site, multiply)
+        return condition_output(bags(layer.weight, per_sample_weights), layer.weight, site, multiply, *given)
     # The gradient of the per-sample weights must stay exact: it takes the plain path, the embedding the conditioned one. The
     # second term is exactly zero.
-    conditioned = condition_output(bags(layer.weight, per_sample_weights.detach()), layer.weight, site, multiply)
+    conditioned = condition_output(bags(layer.weight, per_sample_weights.detach()), layer.weight, site, multiply, *given)
     return bags(layer.weight.detach(), per_sample_weights) + (conditioned - conditioned.detach())
+
+
+def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None, site: Any) -> Tensor:
+    return multiply_rows(g, _bag_rows(site.layer, input, offsets, per_sample_weights), site)
+
+
+@compiled.operator
+def _multiply_at_run_time(
+    g: Tensor, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None, site: int
+) -> Tensor:
+    found = compiled.site(site)
+    found.settings.enter_backward()
+    return _multiply(g, input, offsets, per_sample_weights, found)
 
 
 def _bag_rows(layer: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None) -> Tensor:
@@ -102,7 +132,7 @@ def _bag_rows(layer: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, per
     if layer.weight.dtype == torch.float64:
         share = share.double()
     if per_sample_weights is not None:
-        share = per_sample_weights.detach().reshape(-1).to(share.dtype)
+        share = per_sample_weights.reshape(-1).to(share.dtype)
     if layer.padding_idx is not None:
         share = share * (input.reshape(-1) != layer.padding_idx)
     if layer.mode == "mean":

@@ -67,7 +67,17 @@ def register(
         refuse: Given a layer of the type, the reason why this one cannot be conditioned, or None.
     """
 
+    known = isinstance(layer_type, type) and issubclass(layer_type, nn.Module) and layer_type is not nn.Module
+    if not known and not isinstance(layer_type, str):
+        raise TypeError(f"layer_type must be a class of nn.Module or the full name of one, got {layer_type!r}")
+    if isinstance(parts, str) or not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+        raise TypeError(f"parts must be names of submodules, got {parts!r}")
+    if not callable(refuse):
+        raise TypeError(f"refuse must be a function of the layer, got {refuse!r}")
+
     def add(adapter: _AdapterT) -> _AdapterT:
+        if not callable(adapter):
+            raise TypeError(f"an adapter must be a function, got {adapter!r}")
         if layer_type in _REGISTRY:
             raise ValueError(f"{layer_type} already has the adapter {_REGISTRY[layer_type].adapter.__qualname__}")
         _REGISTRY[layer_type] = Registration(adapter, tuple(parts), outputs, gathers, refuse)

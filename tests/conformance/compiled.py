@@ -1,0 +1,303 @@
+"""What test_conformance.py runs under torch.compile, in a process of its own: each check compares with the eager model.
+
+The shape checks that the tests add to every call of the library are not made to be compiled, hence the process. Run as
+`compiled.py GROUP FILE`; writes what each check of the group found to the file.
+"""
+
+import copy
+import json
+import math
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+import isaac_newton as isaac
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.grouped = nn.Conv2d(2, 4, 3, padding=1, groups=2)
+        self.transposed = nn.ConvTranspose2d(4, 4, 2, stride=2, groups=2)
+        self.circular = nn.Conv1d(4, 3, 3, padding="same", padding_mode="circular")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.circular(self.transposed(F.relu(self.grouped(x))).flatten(2)).mean(-1)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(self.embedding(tokens)).mean(1))
+
+
+class Mixed(nn.Module):
+    """One of every kind of layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.bag = nn.EmbeddingBag(11, 8, mode="mean")
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.conv = nn.Conv1d(8, 6, 3, groups=2)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0] + self.bag(tokens)[:, None]
+        return self.head(F.relu(self.conv(x.mT)).mT)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+def bert() -> nn.Module:
+    import transformers
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    config = transformers.BertConfig(
+        vocab_size=20, max_position_embeddings=8, hidden_dropout_prob=0, attention_probs_dropout_prob=0, **sizes
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+def gpt2() -> nn.Module:
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def vectors(count: int) -> Tensor:
+    return torch.randn(count, 9, dtype=torch.float64)
+
+
+def images(count: int) -> Tensor:
+    return torch.randn(count, 2, 5, 6, dtype=torch.float64)
+
+
+def tokens(count: int) -> Tensor:
+    return torch.randint(11, (count, 6))
+
+
+class Pair:
+    """An attached model, compiled, and its eager twin."""
+
+    def __init__(self, make: Callable[[], nn.Module], *, backend: str = "aot_eager", fullgraph: bool = True, **options: Any):
+        torch._dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        self.models = [make().double()]
+        self.models.append(copy.deepcopy(self.models[0]))
+        self.handles = [isaac.attach(model, **{"damping": 0.1, **options}) for model in self.models]
+        self.compiled = torch.compile(self.models[0], backend=backend, fullgraph=fullgraph)
+        self.error = 0.0
+
+    def step(self, x: Tensor, loss: Callable[[isaac.Handle, Tensor], None] | None = None) -> None:
+        """A forward and a backward pass of both; the largest relative difference of outputs and gradients so far stays."""
+        outputs = []
+        for forward, model, handle in zip((self.compiled, self.models[1]), self.models, self.handles, strict=True):
+            model.zero_grad()
+            torch.manual_seed(1)
+            output = forward(x)
+            output = getattr(output, "logits", output)
+            if loss is None:
+                output.square().sum().backward()
+            else:
+                loss(handle, output)
+            if handle._settings.when == "step":
+                handle.step()
+            outputs.append(output.detach())
+        self.compare(*outputs)
+        for ours, theirs in zip(*(model.parameters() for model in self.models), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None)
+            if ours.grad is not None and theirs.grad is not None:
+                self.compare(ours.grad, theirs.grad)
+
+    def compare(self, ours: Tensor, theirs: Tensor) -> None:
+        self.error = max(self.error, ((ours - theirs).norm() / theirs.norm().clamp_min(1e-12)).item())
+
+    def found(self, **more: Any) -> dict[str, Any]:
+        breaks = sum(counters["graph_break"].values())
+        return {"error": self.error, "breaks": breaks, "graphs": counters["stats"]["unique_graphs"], **more}
+
+
+def sizes(make: Callable[[], nn.Module], batch: Callable[[int], Tensor], counts: Sequence[int] = (7, 5, 9)) -> dict[str, Any]:
+    pair = Pair(make)
+    for count in counts:
+        pair.step(batch(count))
+    return pair.found()
+
+
+def with_options(**options: Any) -> dict[str, Any]:
+    exclude = "bag" if options.get("when") == "step" else ()
+    pair = Pair(Mixed, exclude=exclude, **options)
+    for _ in range(3):
+        pair.step(tokens(5))
+    return pair.found()
+
+
+def masked() -> dict[str, Any]:
+    errors = []
+    for options in ({}, {"max_rows": 4}, {"sharing": "reduce"}):
+        pair = Pair(Mixed, **options)
+        for kept in (20, 3):
+            mask = (torch.arange(30).reshape(5, 6) * 7) % 30 < kept
+            for handle in pair.handles:
+                handle.mask = mask
+            pair.step(tokens(5))
+        errors.append(pair.error)
+    return pair.found(error=max(errors))
+
+
+def damping_changes() -> dict[str, Any]:
+    pair = Pair(mlp)
+    for damping in (0.1, 10.0, isaac.Relative(0.3), math.inf, 1e-4):
+        for handle in pair.handles:
+            handle.damping = damping
+        pair.step(vectors(5))
+    return pair.found()
+
+
+def damping_schedule() -> dict[str, Any]:
+    pair = Pair(mlp, damping=lambda passes: 10.0**-passes)
+    for _ in range(4):
+        pair.step(vectors(5))
+    return pair.found(passes=[handle.backward_passes for handle in pair.handles])
+
+
+def statistics() -> dict[str, Any]:
+    pair = Pair(mlp)
+    with pair.handles[0].inspecting(), pair.handles[1].inspecting():
+        pair.step(vectors(5))
+    same = {name: value == pair.handles[1].statistics[name] for name, value in pair.handles[0].statistics.items()}
+    return pair.found(same=all(same.values()))
+
+
+def scaled_cross_entropy(handle: isaac.Handle, output: Tensor) -> None:
+    handle.backward(8 * F.cross_entropy(output, torch.arange(len(output)) % 3), output, F.cross_entropy)
+
+
+def empirical() -> dict[str, Any]:
+    pair = Pair(mlp, output_damping=0.2, output_curvature="empirical")
+    pair.step(vectors(5), scaled_cross_entropy)
+    return pair.found()
+
+
+def sampled() -> dict[str, Any]:
+    pair = Pair(mlp, output_damping=0.2, fullgraph=False)
+    pair.step(vectors(5), scaled_cross_entropy)
+    try:
+        Pair(mlp, output_damping=0.2).step(vectors(5), scaled_cross_entropy)
+        message = ""
+    except Exception as error:
+        message = str(error)
+    return {"error": pair.error, "message": message}
+
+
+def in_torch_func() -> dict[str, Any]:
+    pair = Pair(mlp)
+    weights = {name: p.detach() for name, p in pair.models[0].named_parameters()}
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(pair.models[0], weights, (x,)).square().mean()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    x = vectors(4)[:, None]
+    expected = each(weights, x)
+    for name, gradient in torch.compile(each, backend="aot_eager")(weights, x).items():
+        pair.compare(gradient, expected[name])
+    torch._dynamo.reset()
+    try:
+        torch.compile(each, backend="aot_eager", fullgraph=True)(weights, x)
+        message = ""
+    except Exception as error:
+        message = str(error)
+    return {"error": pair.error, "message": message}
+
+
+def autocast() -> dict[str, Any]:
+    pair = Pair(lambda: Mixed().float())
+    for model in pair.models:
+        model.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        pair.step(tokens(5))
+    return pair.found()
+
+
+def two_layers_of_one_code() -> dict[str, Any]:
+    """Each block compiled by itself: one piece of code, several layers."""
+    pair = Pair(lambda: nn.Sequential(*[nn.Sequential(nn.Linear(9, 9), nn.Tanh()) for _ in range(4)]))
+    pair.compiled = nn.Sequential(*[torch.compile(block, backend="aot_eager", fullgraph=True) for block in pair.models[0]])
+    pair.step(vectors(5))
+    return pair.found()
+
+
+def inductor() -> dict[str, Any]:
+    pair = Pair(Mixed, backend="inductor")
+    for _ in range(2):
+        pair.step(tokens(5))
+    return pair.found()
+
+
+GROUPS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
+    "models": {
+        "linear": lambda: sizes(mlp, vectors),
+        "convolutions": lambda: sizes(Convolutions, images),
+        "encoder": lambda: sizes(Encoder, tokens),
+        "bert": lambda: sizes(bert, tokens, [7]),
+        "gpt2": lambda: sizes(gpt2, tokens, [7]),
+        "inductor": inductor,
+    },
+    "options": {
+        "reduce": lambda: with_options(sharing="reduce"),
+        "max_rows": lambda: with_options(max_rows=4),
+        "joint": lambda: with_options(bias="joint", damping=isaac.Relative(0.2)),
+        "step": lambda: with_options(when="step"),
+        "step with an average": lambda: with_options(when="step", decay=0.5, power=0.5, bias="joint", sharing="reduce"),
+        "mask": masked,
+        "damping": damping_changes,
+        "schedule": damping_schedule,
+        "statistics": statistics,
+        "empirical": empirical,
+        "sampled": sampled,
+        "autocast": autocast,
+        "torch.func": in_torch_func,
+        "blocks": two_layers_of_one_code,
+    },
+}
+
+
+def main(group: str, path: str) -> None:
+    torch.set_num_threads(1)
+    results = {}
+    for name, check in GROUPS[group].items():
+        try:
+            results[name] = check()
+        except ImportError as error:
+            results[name] = {"missing": str(error)}
+        except Exception:
+            results[name] = {"raised": traceback.format_exc()[-3000:]}
+    Path(path).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main(*sys.argv[1:])

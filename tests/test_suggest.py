@@ -1,0 +1,188 @@
+"""`suggest_damping` proposes a λ from one batch, explains it, and leaves the model as it was."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import isaac_newton as isaac
+from isaac_lab.data.digits import load
+from isaac_lab.demo import initial_network
+from test_step import Mixed
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3))
+
+
+def test_the_damping_takes_away_four_fifths_of_the_curvature_of_the_typical_layer() -> None:
+    model, x = mlp(), torch.randn(20, 9)
+    suggestion = isaac.suggest_damping(model, x)
+    own = []
+    for name, a in (("0", x), ("2", model[:2](x).detach())):
+        values = torch.linalg.eigvalsh(a.double().T @ a.double() / 20).clamp_min(0)
+        seen = suggestion.layers[name]
+        assert (seen.rows, seen.features) == tuple(a.shape)
+        assert seen.mean == pytest.approx(values.mean().item())
+        assert seen.largest == pytest.approx(values.max().item())
+        damping = seen.damping()
+        assert (values**2 / (values + damping)).sum().item() == pytest.approx(0.8 * values.sum().item(), rel=1e-4)
+        assert seen.effective_rank(damping) == pytest.approx((values / (values + damping)).sum().item())
+        own.append((damping, damping / seen.mean))
+    assert suggestion.damping == pytest.approx((own[0][0] + own[1][0]) / 2)
+    assert suggestion.relative == pytest.approx((own[0][1] + own[1][1]) / 2)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_the_damping_follows_the_scale_of_the_inputs_and_the_ratio_does_not(scale: float) -> None:
+    layer, x = nn.Linear(9, 4).double(), torch.randn(20, 9).double()
+    plain, scaled = isaac.suggest_damping(layer, x), isaac.suggest_damping(layer, scale * x)
+    assert scaled.damping == pytest.approx(scale**2 * plain.damping, rel=1e-4)
+    assert scaled.relative == pytest.approx(plain.relative, rel=1e-4)
+
+
+def test_on_the_digits_it_falls_where_training_is_best() -> None:
+    """The best dampings of the grid in docs/damping.md are 0.1 and 0.3 for this network, with SGD and with Adam."""
+    assert 0.1 < isaac.suggest_damping(initial_network(0), load().train_images[:60]).damping < 0.5
+
+
+class Stateful(nn.Module):
+    """Batch norm, dropout, a buffer that is written to and one that is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(9, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.last = nn.Linear(8, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("seen", None)
+        self.calls: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen = x.mean()
+        output: Tensor = self.last(self.frozen(self.drop(self.norm(self.first(x)))))
+        return output
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_model_is_what_it_was(training: bool, attached: bool) -> None:
+    model = Stateful().train(training)
+    model.norm.eval()
+    if attached:
+        handle = isaac.attach(model, 0.7)
+    x = torch.randn(20, 9)
+    modes = [module.training for module in model.modules()]
+    state, variables = copy.deepcopy(model.state_dict()), [sorted(vars(module)) for module in model.modules()]
+    random = torch.get_rng_state()
+    with torch.no_grad():
+        isaac.suggest_damping(model, x)
+    assert [module.training for module in model.modules()] == modes
+    assert [sorted(vars(module)) for module in model.modules()] == variables
+    assert torch.equal(torch.get_rng_state(), random)
+    assert model.seen is None
+    assert state.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    if attached:
+        assert (handle.damping, handle.backward_passes) == (0.7, 0)
+        assert handle.statistics["first"].rows == 0
+        handle.detach()
+    isaac.attach(model)
+
+
+def test_a_forward_pass_that_raises_leaves_the_model_as_it_was_too() -> None:
+    model = Stateful().eval()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        isaac.suggest_damping(model, torch.randn(4, 5))
+    assert not model.training
+    assert model.calls == 0
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+@pytest.mark.parametrize("options", [{}, {"sharing": "reduce"}, {"max_rows": 5}, {"bias": "joint"}], ids=str)
+def test_every_layer_type_is_seen_as_it_is_attached(options: dict[str, object], when: str) -> None:
+    model, tokens = Mixed(), torch.randint(11, (8, 6))
+    handle = isaac.attach(model, 0.3, when=when, **options)  # type: ignore[arg-type]
+    suggestion = isaac.suggest_damping(model, tokens)
+    with handle.inspecting():
+        model(tokens).sum().backward()
+        if when == "step":
+            handle.step()
+    assert list(suggestion.layers) == list(handle.statistics)
+    for name, seen in suggestion.layers.items():
+        if "max_rows" in options or (name, when) == ("twice", "step"):
+            continue  # rows are drawn anew in each backward pass; those of both uses count together at the step
+        assert handle.statistics[name].effective_rank == pytest.approx(seen.effective_rank(0.3), rel=1e-4), name
+        assert handle.statistics[name].largest_curvature == pytest.approx(seen.largest, rel=1e-4), name
+
+
+def test_only_the_attached_layers_are_looked_at_and_drop_ins_too() -> None:
+    model = mlp()
+    isaac.attach(model, layers="2")
+    assert list(isaac.suggest_damping(model, torch.randn(5, 9)).layers) == ["2"]
+    drop_in = nn.Sequential(isaac.Linear(9, 7), nn.LayerNorm(7))
+    assert list(isaac.suggest_damping(drop_in, torch.randn(5, 9)).layers) == ["0"]
+
+
+def test_a_mapping_is_passed_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, *, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+            return {"out": self.layer(a) + self.layer(b)}
+
+    batch = {"a": torch.randn(3, 4), "b": torch.randn(5, 4).mean(0, keepdim=True)}
+    assert isaac.suggest_damping(Named(), batch).layers["layer"].matrices == 2
+
+
+def test_the_table_explains_the_number() -> None:
+    suggestion = isaac.suggest_damping(mlp(), torch.randn(20, 9))
+    text = str(suggestion)
+    for words in ("effective rank", "curvature damped", "80%", "isaac.Relative(", "learning rate", f"{suggestion.damping:.2g}"):
+        assert words in text
+    assert "Suggestion(damping=" in repr(suggestion)
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_what_it_says_can_be_used() -> None:
+    model, x = mlp(), torch.randn(20, 9)
+    suggestion = isaac.suggest_damping(model, x)
+    handle = isaac.attach(model, suggestion.damping)
+    handle.damping = isaac.Relative(suggestion.relative)
+    model(x).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "error", "words"),
+    [
+        ("net", (torch.ones(2, 3),), TypeError, "model must be an nn.Module, got str"),
+        (mlp(), (), ValueError, "needs a batch"),
+        (mlp(), (torch.full((4, 9), math.nan),), ValueError, "layer '0' are not finite"),
+        (mlp(), (torch.ones(0, 9),), ValueError, "saw no rows"),
+        (nn.Linear(3, 2, bias=False), (torch.zeros(4, 3),), ValueError, "'' are all zero"),
+        (nn.Sequential(nn.LazyLinear(3)), (torch.ones(4, 3),), ValueError, "'0.weight' has no size yet"),
+        (mlp().requires_grad_(False), (torch.ones(4, 9),), ValueError, "went past every layer"),
+        (nn.LayerNorm(3), (torch.ones(4, 3),), ValueError, "no layer can be conditioned"),
+    ],
+)
+def test_misuse_says_what_would_be_right(
+    model: nn.Module, batch: tuple[Tensor, ...], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as raised:
+        isaac.suggest_damping(model, *batch)
+    assert words in str(raised.value)
+
+
+def test_a_compiled_model_can_be_asked() -> None:
+    model = mlp()
+    isaac.attach(model, 0.5)
+    compiled = torch.compile(model, backend="eager")
+    assert len(isaac.suggest_damping(compiled, torch.randn(5, 9)).layers) == 2
