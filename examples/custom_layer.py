@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isaac_newton as isaac
-from isaac_newton.autograd import Site
+from isaac_newton import Site
 
 STEPS = int(os.environ.get("ISAAC_EXAMPLE_STEPS", "200"))
 DAMPING = 0.1

@@ -10,7 +10,8 @@ from jaxtyping import install_import_hook
 
 # Before anything imports the package: every call made by a test then has its shapes checked against the signature.
 if importlib.util.find_spec("beartype"):
-    install_import_hook(["isaac_newton.equations", "isaac_newton.kernels", "isaac_newton.autograd"], "shapes.checker")
+    checked = ["equations", "kernels", "conditioners", "autograd"]
+    install_import_hook([f"isaac_newton.{module}" for module in checked], "shapes.checker")
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True, print_blob=True)

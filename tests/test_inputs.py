@@ -38,8 +38,8 @@ def conditioners(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Tensor]]:
     computed: list[weakref.ref[Tensor]] = []
     inverse = dense.inverse
 
-    def recording(x: Tensor, scale: float, instead: float) -> tuple[Tensor | None, int]:
-        result, fallbacks = inverse(x, scale, instead)
+    def recording(x: Tensor, scale: float, in_difference: bool) -> tuple[Tensor | None, int]:
+        result, fallbacks = inverse(x, scale, in_difference)
         assert result is not None
         computed.append(weakref.ref(result))
         return result, fallbacks

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
-from isaac_newton.autograd import Site, _output_factor
+from isaac_newton.conditioners import _output_factor
+from isaac_newton.site import Site
 from reference import assert_close
 from test_linear_gradients import mlp
 
@@ -112,7 +113,7 @@ def sampled_factors(
         seen.append(gbar.T @ gbar / len(g))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("isaac_newton.autograd._output_conditioner", spying)
+        patch.setattr("isaac_newton.conditioners.output_conditioner", spying)
         output = model(x)
         handle.backward(loss_fn(output, target), output, loss_fn)
     return seen[::-1]  # backward starts at the last layer

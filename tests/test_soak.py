@@ -41,4 +41,5 @@ def test_the_long_soak_took_twenty_thousand_steps_in_flat_memory() -> None:
     assert max(record["worst"].values()) <= 1
     assert {name.partition(",")[0] for name in record["models"]} >= {"mlp", "conv2", "attention", "embedding", "bag"}
     assert record["growth"]["tensors"] <= 20
-    assert record["growth"]["MiB"] < 50
+    # Torch keeps something for every new shape; the library adds nothing to that.
+    assert record["growth"]["MiB"] < record["growth"]["MiB without the library"] + 16

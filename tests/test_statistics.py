@@ -113,14 +113,14 @@ def test_only_the_groups_that_fail_are_damped_more(monkeypatch: pytest.MonkeyPat
     x = torch.randn(3, 4, 7)
     expected, _ = kernels.inverse(x, 0.1, 4)
     monkeypatch.setattr(torch.linalg, "cholesky_ex", failing)
-    for instead in (0.0, 1.0):
-        actual, failures = kernels.inverse(x, 0.1, 4, instead=instead)
+    for in_difference in (True, False):
+        actual, failures = kernels.inverse(x, 0.1, 4, in_difference=in_difference)
         assert failures == 1
         assert actual is not None
         assert expected is not None
         assert_close(actual[0], expected[0], 1e-5)
         assert_close(actual[2], expected[2], 1e-5)
-        assert torch.equal(actual[1], instead * torch.eye(4, dtype=actual.dtype))
+        assert torch.equal(actual[1], torch.eye(4, dtype=actual.dtype) * (not in_difference))
 
 
 def test_a_failing_conditioner_of_the_outputs_leaves_zeta_star(fail: Callable[[float], None]) -> None:

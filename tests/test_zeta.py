@@ -208,7 +208,7 @@ def test_the_extra_pass_forms_no_weight_gradient_and_leaves_grad_alone(monkeypat
         nonlocal formed
         formed += 1
 
-    monkeypatch.setattr("isaac_newton.autograd._weight_gradient", counting)
+    monkeypatch.setattr("isaac_newton.autograd.weight_gradient", counting)
     handle._collect_output_gradients(output, CrossEntropy(), 6)
     assert formed == 0
     assert all(bool((p.grad == 7).all()) for p in model.parameters() if p.grad is not None)

@@ -2,13 +2,14 @@
 
 from isaac_newton import equations
 from isaac_newton.attach import Handle, attach, detach
-from isaac_newton.autograd import Site, condition
+from isaac_newton.autograd import condition
 from isaac_newton.capture import capture
 from isaac_newton.damping import Relative
 from isaac_newton.ensemble import Ensemble
 from isaac_newton.layers import register
 from isaac_newton.layers.linear import Linear
 from isaac_newton.likelihood import Likelihood
+from isaac_newton.site import Site
 from isaac_newton.suggest import suggest_damping
 
 __all__ = [

@@ -14,7 +14,6 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.hooks import RemovableHandle
 
 from isaac_newton import report
-from isaac_newton.autograd import Site
 from isaac_newton.curvature import Curvature, Place
 from isaac_newton.damping import Damping, Relative, check
 from isaac_newton.distributed import Ranks, is_sharded
@@ -23,6 +22,7 @@ from isaac_newton.layers import Registration, find
 from isaac_newton.likelihood import CrossEntropy, Likelihood, LossFunction, likelihood_of, scale_of
 from isaac_newton.rows import Sharing
 from isaac_newton.settings import BiasMode, OutputCurvature, OutputDamping, Settings, When, check_choice, check_count, is_kfac
+from isaac_newton.site import Site
 from isaac_newton.statistics import Statistics
 from isaac_newton.step import condition_gradients
 

@@ -170,20 +170,24 @@ class _StackedLinear(nn.Module):
         rows, (samples, outputs) = g.shape[1], gbar.shape[1:]
         gbar = gbar * self._ensemble[0].output_damping.rsqrt()[:, None, None]
         by_rows = samples < outputs
-        inverse = _inverse(gbar if by_rows else gbar.mT, 1.0, rows, instead=0.0 if by_rows else 1.0).to(g.dtype)
+        inverse = _inverse(gbar if by_rows else gbar.mT, 1.0, rows, in_difference=by_rows).to(g.dtype)
         return g - ((g @ gbar.mT / rows) @ inverse) @ gbar if samples < outputs else g @ inverse
 
 
 def _inverse(
-    x: Float[Tensor, "copies k l"], damping: float | Tensor, rows: int, *, instead: float = 1.0
+    x: Float[Tensor, "copies k l"], damping: float | Tensor, rows: int, *, in_difference: bool = False
 ) -> Float[Tensor, "copies k k"]:
     """`kernels.inverse`, and the identity for copies that are not finite: one that diverged takes nothing from the others."""
-    inverse, failures = kernels.inverse(x, damping, rows, instead=instead)
+    inverse, failures = kernels.inverse(x, damping, rows, in_difference=in_difference)
     if inverse is None:
         finite = x.isfinite().flatten(1).all(1)
-        inverse, failures = kernels.inverse(torch.where(finite[:, None, None], x, 0.0), damping, rows, instead=instead)
+        inverse, failures = kernels.inverse(
+            torch.where(finite[:, None, None], x, 0.0), damping, rows, in_difference=in_difference
+        )
     if isinstance(failures, int) and failures:
-        warnings.warn("a factorization failed: a copy of the ensemble was damped more in this step", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            "a factorization failed: a copy of the ensemble was damped more in this step", RuntimeWarning, stacklevel=2
+        )
     assert inverse is not None
     return inverse
 
@@ -301,7 +305,9 @@ def _check_models(models: Sequence[nn.Module]) -> None:
         raise ValueError(f"models must have parameters, got {type(models[0]).__name__}")
     for number, own in enumerate(shapes):
         if own != shapes[0]:
-            raise ValueError(f"models must have one architecture, got parameters {shapes[0]} in the first and {own} in number {number}")
+            raise ValueError(
+                f"models must have one architecture, got parameters {shapes[0]} in the first and {own} in number {number}"
+            )
 
 
 def _per_copy(name: str, value: float | Sequence[float], copies: int) -> list[float]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from isaac_newton import equations
-from isaac_newton.autograd import Site, rows_conditioner
+from isaac_newton.conditioners import rows_conditioner
 from isaac_newton.curvature import Curvature, Place
 from isaac_newton.distributed import Ranks, first_row, is_sharded, keep_own_part, local, whole
 from isaac_newton.inputs import Shared
+from isaac_newton.site import Site
 
 __all__ = ["condition_gradients"]
 

@@ -1,9 +1,8 @@
 """A damping proposed for a model, from what its layers see in one batch."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -13,13 +12,12 @@ from torch.nn.parameter import is_lazy
 
 from isaac_newton import equations
 from isaac_newton.attach import Attachment, attach
-from isaac_newton.autograd import Site
 from isaac_newton.layers.linear import Linear
+from isaac_newton.site import Site
 
 __all__ = ["Spectrum", "Suggestion", "suggest_damping"]
 
-#: The share of a typical layer's curvature that the proposed damping takes away. Chosen on the digits (docs/damping.md): a half
-#: flattens little more than the mean of the inputs, nine tenths costs SGD its pace.
+#: The share of the model's curvature that the proposed damping takes away; docs/damping.md says how it was chosen.
 SHARE = 0.8
 
 
@@ -46,21 +44,18 @@ class Spectrum:
         """The largest eigenvalue."""
         return float(self.eigenvalues[-1])
 
+    @property
+    def curvature(self) -> float:
+        """Σ s."""
+        return float(self.eigenvalues.sum())
+
     def effective_rank(self, damping: float) -> float:
         """Σ s/(s+λ), per matrix: how many directions of the inputs are damped."""
         return float((self.eigenvalues / (self.eigenvalues + damping)).sum()) / self.matrices
 
-    def share(self, damping: float) -> float:
-        """How much of the curvature Σ s conditioning takes away: Σ s · s/(s+λ) over Σ s."""
-        return float((self.eigenvalues**2 / (self.eigenvalues + damping)).sum() / self.eigenvalues.sum())
-
-    def damping(self, share: float = SHARE) -> float:
-        """The λ that takes away this share; it falls from 1 at λ = 0 to 0 at λ = ∞, so there is one."""
-        low, high = 0.0, self.largest * (1 / share - 1)  # at `high` not even the largest is damped as much
-        while high - low > 1e-6 * high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.share(middle) > share else (low, middle)
-        return high
+    def damped(self, damping: float) -> float:
+        """How much of the curvature conditioning takes away: Σ s · s/(s+λ); Σ sλ/(s+λ) is left."""
+        return float((self.eigenvalues**2 / (self.eigenvalues + damping)).sum())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,34 +76,34 @@ class Suggestion:
         return f"Suggestion(damping={self.damping:.3g}, relative={self.relative:.3g}, layers={list(self.layers)})"
 
     def __str__(self) -> str:
-        headings = ("layer", "rows", "features", "mean", "largest", "its own λ", "effective rank", "curvature damped")
-        lines = [headings]
+        headings = ("layer", "rows", "features", "mean", "largest", "curvature", "effective rank", "damped")
+        lines, total = [headings], sum(seen.curvature for seen in self.layers.values())
         for name, seen in self.layers.items():
-            numbers = (str(seen.rows), str(seen.features), f"{seen.mean:.2g}", f"{seen.largest:.2g}")
-            own = f"{seen.damping():.2g}" if seen.largest > 0 else "–"
+            sizes = (str(seen.rows), str(seen.features), f"{seen.mean:.2g}", f"{seen.largest:.2g}")
+            share = f"{seen.curvature:.2g}, {seen.curvature / total:.0%}"
             rank = f"{seen.effective_rank(self.damping):.2g} of {min(seen.rows, seen.features)}"
-            damped = f"{seen.share(self.damping):.0%}" if seen.largest > 0 else "–"
-            lines.append((name or "(model)", *numbers, own, rank, damped))
+            damped = f"{seen.damped(self.damping) / seen.curvature:.0%}" if seen.curvature else "–"
+            lines.append((name or "(model)", *sizes, share, rank, damped))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
         small, large = (f"{self.damping * factor:.2g}" for factor in (1 / 3, 3))
         words = (
-            f"damping={self.damping:.2g} takes away {SHARE:.0%} of the curvature of the typical layer: Σ s, over the",
-            "eigenvalues s of its inputs' second moment. Directions with s far above λ are flattened to λ, those with s far",
-            "below stay as in the plain gradient. A layer of which little is damped stays nearly plain.",
+            f"damping={self.damping:.2g} takes away {SHARE:.0%} of the model's curvature, Σ s over the eigenvalues s of the",
+            "second moments of all layers' inputs. Directions with s far above λ are flattened to λ, those far below stay",
+            "as in the plain gradient, and a layer of which little is damped stays nearly plain.",
             f"Try {small} and {large} too. With SGD a smaller λ wants a higher learning rate, since ζ* shrinks with λ.",
-            f"isaac.Relative({self.relative:.2g}) gives each layer a λ of its own, so many times its mean eigenvalue,",
-            "which follows the inputs while they change.",
+            f"isaac.Relative({self.relative:.2g}) takes away as much with a λ for each layer, so many times its mean",
+            "eigenvalue, which follows the inputs while they change.",
         )
         return "\n".join([*table, *words])
 
 
 def suggest_damping(model: nn.Module, *batch: Any) -> Suggestion:
-    r"""Propose a damping from one batch: the λ that takes away four fifths of the curvature in the typical layer.
+    r"""Propose a damping from one batch: the λ that takes away four fifths of the model's curvature.
 
     Runs the model forward once, as in training. With eigenvalues $s$ of $a^\top a / b$, $\sum s$ is the curvature that the
-    inputs of a layer bring, and $\sum s λ / (s + λ)$ what is left of it after conditioning. Each layer has one λ at which that
-    is a fifth; their median is the proposal. The rule has no unit: inputs twice as large get a λ four times as large.
+    inputs of a layer bring, and $\sum s λ / (s + λ)$ what is left of it after conditioning. There is one λ at which that is a
+    fifth, over all layers together. It has no unit: inputs twice as large get a λ four times as large.
 
     The model is what it was afterwards: buffers (those of batch norm), training mode, torch's random numbers, what is attached.
     Nothing is attached for it; an attached model is looked at as it is, with its layers, `sharing`, `max_rows`, mask and bias.
@@ -125,12 +120,26 @@ def suggest_damping(model: nn.Module, *batch: Any) -> Suggestion:
     if lazy:
         raise ValueError(f"parameter {lazy[0]!r} has no size yet: run one batch through the model before asking for a damping")
     layers = _look(model, batch)
-    seen = {name: spectrum for name, spectrum in layers.items() if spectrum.largest > 0}
+    seen = [spectrum for spectrum in layers.values() if spectrum.largest > 0]
     if not seen:
         raise ValueError(f"the batch gives no damping: the inputs of {', '.join(map(repr, layers))} are all zero")
-    own = {name: spectrum.damping() for name, spectrum in seen.items()}
-    ratios = [own[name] / spectrum.mean for name, spectrum in seen.items()]
-    return Suggestion(median(own.values()), median(ratios), layers)
+    largest, smallest = max(each.largest for each in seen), min(each.mean for each in seen)
+    return Suggestion(
+        damping=_where(lambda damping: [(each, damping) for each in seen], largest),
+        relative=_where(lambda ratio: [(each, ratio * each.mean) for each in seen], largest / smallest),
+        layers=layers,
+    )
+
+
+def _where(dampings: Callable[[float], Iterable[tuple[Spectrum, float]]], most: float) -> float:
+    """The number at which the dampings made of it take away `SHARE`. That falls from 1 at 0 to 0 at ∞, so there is one."""
+    low, high = 0.0, most  # where less than a half is taken away
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        pairs = list(dampings(middle))
+        share = sum(seen.damped(damping) for seen, damping in pairs) / sum(seen.curvature for seen, _ in pairs)
+        low, high = (middle, high) if share > SHARE else (low, middle)
+    return high
 
 
 def _look(model: nn.Module, batch: tuple[Any, ...]) -> dict[str, Spectrum]:

@@ -67,6 +67,7 @@ PROBLEMS: Mapping[str, Mapping[str, Problem]] = {
         "convolutions": Problem(_convolutions, F.cross_entropy, lambda data: data.train_labels),
     },
     "mnist": {"classifier": CLASSIFIER},
+    "fashion-mnist": {"classifier": CLASSIFIER},
 }
 
 

@@ -11,11 +11,13 @@ import copy
 import gc
 import math
 import random
+import subprocess
+import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -54,12 +56,17 @@ class Report:
 
     @property
     def growth(self) -> tuple[float, int]:
-        """MiB and tensors more at the end than after the first tenth, where caches are warm."""
+        """MiB and tensors more at the end than after the first tenth."""
         settled = self.memory[max(len(self.memory) // 10, 1)]
         return self.memory[-1][1] - settled[1], self.memory[-1][2] - settled[2]
 
+    def take_note(self, steps: int, checkpoints: int = 40) -> None:
+        """Between two models, when nothing should be alive: what is."""
+        if self.steps >= len(self.memory) * steps / checkpoints:
+            self.memory.append((self.steps, _resident(), _tensors()))
 
-def soak(steps: int, *, seed: int = 0, tick: Callable[[int], object] = lambda step: None, checkpoints: int = 40) -> Report:
+
+def soak(steps: int, *, seed: int = 0, tick: Callable[[int], object] = lambda step: None) -> Report:
     """Run so many steps; raises at the first wrong gradient."""
     report, started = Report(), time.perf_counter()
     draw = random.Random(seed)
@@ -77,10 +84,23 @@ def soak(steps: int, *, seed: int = 0, tick: Callable[[int], object] = lambda st
                 raise RuntimeError(f"step {report.steps} of seed {seed}: {run}") from error
             run.end()
             del run
-            if report.steps >= len(report.memory) * steps / checkpoints:
-                # Between two models, when nothing should be alive.
-                report.memory.append((report.steps, _resident(), _tensors()))
+            report.take_note(steps)
     report.seconds = time.perf_counter() - started
+    return report
+
+
+def plain(steps: int, *, seed: int = 0) -> Report:
+    """As many steps of models as random without the library: what torch itself keeps for every new shape."""
+    report, draw = Report(), random.Random(seed)
+    torch.manual_seed(seed)
+    while report.steps < steps:
+        model, batch = _MODELS[draw.choice(list(_MODELS))](draw)
+        for _ in range(min(draw.randint(5, 40), steps - report.steps)):
+            for _ in range(draw.choice([1, 1, 1, 2, 3])):
+                model(batch(1 if draw.random() < 0.15 else draw.randint(2, 40))).square().mean().backward()
+            report.steps += 1
+        del model, batch
+        report.take_note(steps)
     return report
 
 
@@ -482,27 +502,34 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/robustness/soak.json"))
+    parser.add_argument("--plain", action="store_true", help="only measure the memory of as many steps without the library")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if options.plain:
+        print(plain(options.steps, seed=options.seed).growth[0])
+        return
     console = Console()
     with Progress(console=console) as progress:
         task = progress.add_task("soak", total=options.steps)
         report = soak(options.steps, seed=options.seed, tick=lambda step: progress.update(task, completed=step))
     megabytes, tensors = report.growth
+    # In a process of its own, where nothing is warm either.
+    command = [sys.executable, "-m", "isaac_lab.bench.soak", "--plain", "--steps", str(options.steps)]
+    without = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     record = origin(threads=1) | {
         "kind": "soak",
         "command": f"python -m isaac_lab.bench.soak --steps {options.steps} --seed {options.seed}",
         "seed": options.seed,
         "tolerance": {str(dtype): limits for dtype, limits in TOLERANCE.items()},
-        "growth": {"MiB": megabytes, "tensors": tensors},
-        **asdict(report),
+        "growth": {"MiB": megabytes, "MiB without the library": without, "tensors": tensors},
+        **{name: dict(value) if isinstance(value, Counter) else value for name, value in vars(report).items()},
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write(options.out, record)
     console.print(
         f"{report.steps:,} steps, {sum(report.models.values()):,} models, {sum(report.checked.values()):,} gradients compared, "
         f"{report.fallbacks:,} fallbacks; worst error {max(report.worst.values()):.2f} of what is allowed; "
-        f"memory {megabytes:+.1f} MiB and {tensors:+d} tensors. Record: {options.out}"
+        f"memory {megabytes:+.1f} MiB ({without:+.1f} without the library) and {tensors:+d} tensors. Record: {options.out}"
     )
 
 

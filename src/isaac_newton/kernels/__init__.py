@@ -17,23 +17,23 @@ MOST_FUSED_ROWS = 128
 
 
 def inverse(
-    x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, *, in_graph: bool = False, instead: float = 1.0
+    x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, *, in_graph: bool = False, in_difference: bool = False
 ) -> tuple[Float[Tensor, "*groups k k"] | None, int | Tensor]:
     """(I + x xᵀ/(rows·λ))⁻¹ and the number of factorizations that failed; None where `x` is not finite and there is none.
 
     λ is one number, or a tensor with one for each group. In a CUDA graph the host does not count and the device does:
-    `in_graph` takes more launches where that is faster. Where a factorization fails for good, `instead` times the identity
-    stands: 1 makes the plain gradient of a product with the inverse, 0 of a difference that it is subtracted in. On a GPU
-    the number is there, and nothing waits for it; the same stands there where `x` is not finite.
+    `in_graph` takes more launches where that is faster. Where a factorization fails for good, the identity stands, and
+    `in_difference`, where the inverse is used in what is subtracted from a gradient (Woodbury), zero: both leave it plain.
+    On a GPU the number is there, and nothing waits for it; the same stands there where `x` is not finite.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
         # The values of traced and batched tensors are not there to be looked at.
-        return _repaired(equations.inverse(equations.precise(x), 1 / (rows * damping)), instead)[0], 0
+        return _repaired(equations.inverse(equations.precise(x), 1 / (rows * damping)), in_difference)[0], 0
     if x.device.type == "cpu":
         if isinstance(damping, Tensor) and damping.dim() == 1:
             # With rows over √λ the damping of every group is 1.
-            return dense.inverse(x * damping.rsqrt()[:, None, None], 1 / rows, instead)
-        return dense.inverse(x, 1 / (rows * float(damping)), instead)
+            return dense.inverse(x * damping.rsqrt()[:, None, None], 1 / rows, in_difference)
+        return dense.inverse(x, 1 / (rows * float(damping)), in_difference)
     if _can_fuse(x):
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
@@ -41,15 +41,15 @@ def inverse(
     scale = 1 / (rows * damping)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]
-    result, failed = _repaired(equations.inverse(equations.precise(x), scale), instead)
+    result, failed = _repaired(equations.inverse(equations.precise(x), scale), in_difference)
     return result.to(x.dtype), (failed.any() & x.isfinite().all()).long()
 
 
-def _repaired(inverse: Float[Tensor, "*groups k k"], instead: float) -> tuple[Float[Tensor, "*groups k k"], Tensor]:
+def _repaired(inverse: Float[Tensor, "*groups k k"], in_difference: bool) -> tuple[Float[Tensor, "*groups k k"], Tensor]:
     """The inverse without NaN, and where there was some."""
     failed = equations.is_nan(inverse)
     identity = torch.eye(inverse.shape[-1], dtype=inverse.dtype, device=inverse.device)
-    return torch.where(failed, instead * identity, inverse), failed
+    return torch.where(failed, 0 * identity if in_difference else identity, inverse), failed
 
 
 def product(

@@ -19,18 +19,21 @@ __all__ = ["inverse"]
 #: Largest trace for which float32 keeps the relative error of the result below 1e-4 with a margin (measured: at most
 #: 1.5 · trace · 2⁻²⁴, reached with two equal rows; see tests/test_accuracy.py).
 FLOAT32_TRACE = 512.0
-#: Sums of more numbers than this are rounded by more, in proportion, and the limit falls as much. Those in the product of a few
-#: rows BLAS adds up one after the other, others in blocks.
-LONGEST_SUM, LONGEST_SUM_OF_FEW = 16384, 512
+#: The same for an inverse in a difference, which is smaller than its parts by up to the trace: the trace counts twice.
+DIFFERENCE_TRACE = 32.0
+#: Sums of more numbers than this are rounded by more, in proportion, and the limit falls as much: worst where they repeat, as
+#: in the padding of an image. Those in the product of a few rows BLAS adds up one after the other, others in blocks.
+LONGEST_SUM, LONGEST_SUM_OF_FEW = 8192, 64
 FEW_ROWS = 16
 
 
 def inverse(
-    x: Float[Tensor, "*groups k l"], scale: float, instead: float = 1.0
+    x: Float[Tensor, "*groups k l"], scale: float, in_difference: bool = False
 ) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
     """(I + s·x xᵀ)⁻¹, or None if `x` is not finite, and the number of failed factorizations: 0, or 1 however many groups fail.
 
-    A factorization that fails is repeated with a larger damping; where that fails too, `instead` times the identity stands.
+    A factorization that fails is repeated with a larger damping; where that fails too, the identity stands, or zero where the
+    inverse is used `in_difference`.
     """
     identity = _identity(x.shape[-2], x.dtype)
     if x.dim() == 2:
@@ -42,16 +45,17 @@ def inverse(
     # Of I + s·x xᵀ, so the size of the identity comes off.
     rows, length = x.shape[-2:]
     longest = LONGEST_SUM_OF_FEW if rows <= FEW_ROWS else LONGEST_SUM
-    small = trace - rows <= FLOAT32_TRACE * (longest / length if length > longest and x.dtype is torch.float32 else 1)
+    limit = DIFFERENCE_TRACE if in_difference else FLOAT32_TRACE
+    small = trace - rows <= limit * (longest / length if length > longest and x.dtype is torch.float32 else 1)
     if small:
         factor, info = torch.linalg.cholesky_ex(matrix)
         if not (info if x.dim() == 2 else info.any()).item():
             return torch.cholesky_inverse(factor), 0
-    return _careful(x.to(torch.float64), scale, instead, failures=int(small))
+    return _careful(x.to(torch.float64), scale, in_difference, failures=int(small))
 
 
 def _careful(
-    x: Float[Tensor, "*groups k l"], scale: float, instead: float, failures: int
+    x: Float[Tensor, "*groups k l"], scale: float, in_difference: bool, failures: int
 ) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
     """The same where float32 will not do, and where a factorization failed."""
     trace = scale * x.square().sum((-2, -1)).amax().item()
@@ -65,7 +69,8 @@ def _careful(
             return result, failures
         failures = 1
         result = torch.where(failed, equations.inverse(x, scale * limit / max(trace, limit)), result)
-    return torch.where(equations.is_nan(result), instead * _identity(x.shape[-2], x.dtype), result), failures
+    plain = torch.zeros((), dtype=x.dtype) if in_difference else _identity(x.shape[-2], x.dtype)
+    return torch.where(equations.is_nan(result), plain, result), failures
 
 
 @functools.lru_cache(maxsize=32)

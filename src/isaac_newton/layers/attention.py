@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import activation
 
-from isaac_newton.autograd import Site, linear
+from isaac_newton.autograd import linear
 from isaac_newton.layers.registry import register
+from isaac_newton.site import Site
 
 __all__: list[str] = []
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isaac_newton import rows
-from isaac_newton.autograd import Site, condition
+from isaac_newton.autograd import condition
 from isaac_newton.layers.registry import register
+from isaac_newton.site import Site
 
 __all__: list[str] = []
 

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isaac_newton import compiled
-from isaac_newton.autograd import Site, condition_output, multiply_rows
+from isaac_newton.autograd import condition_output
+from isaac_newton.conditioners import multiply_rows
 from isaac_newton.layers.registry import register
+from isaac_newton.site import Site
 
 __all__: list[str] = []
 

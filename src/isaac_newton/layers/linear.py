@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isaac_newton.autograd import Site, condition, linear
+from isaac_newton.autograd import condition, linear
 from isaac_newton.damping import Damping, check
 from isaac_newton.layers.registry import register
 from isaac_newton.settings import Settings
+from isaac_newton.site import Site
 
 __all__ = ["Linear"]
 

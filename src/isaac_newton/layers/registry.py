@@ -66,7 +66,6 @@ def register(
         gathers: Whether the adapter serves `when="step"` and `process_group`; those built on `isaac_newton.condition` do.
         refuse: Given a layer of the type, the reason why this one cannot be conditioned, or None.
     """
-
     known = isinstance(layer_type, type) and issubclass(layer_type, nn.Module) and layer_type is not nn.Module
     if not known and not isinstance(layer_type, str):
         raise TypeError(f"layer_type must be a class of nn.Module or the full name of one, got {layer_type!r}")

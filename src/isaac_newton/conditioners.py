@@ -1,0 +1,322 @@
+"""From a layer's rows to what conditions its gradient.
+
+The dtype policy is here: linear algebra in float32 or better, whatever autocast says; results in the dtype of the weight.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from isaac_newton import equations, kernels, rows
+from isaac_newton.curvature import Place
+from isaac_newton.inputs import Shared
+from isaac_newton.settings import Settings
+from isaac_newton.site import Site
+
+__all__ = [
+    "Arrange",
+    "Layout",
+    "as_matrix",
+    "as_rows",
+    "cast",
+    "columns_conditioner",
+    "from_matrix",
+    "full_precision",
+    "gather_rows",
+    "is_joint",
+    "keep_rows",
+    "multiply_gradient",
+    "multiply_rows",
+    "output_conditioner",
+    "row_conditioner",
+    "rows_conditioner",
+    "saw",
+    "weight_gradient",
+    "working_dtype",
+]
+
+#: Brings a layer's input into the layout of `rows`: the view, and how many of its dimensions are positions.
+Arrange: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]
+
+
+def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], site: Site) -> Float[Tensor, "rows out"]:
+    """(I + r rᵀ/(bλ))⁻¹ g, on the smaller of the two sides."""
+    if site.settings.look is not None:
+        site.settings.look(site, r[None])
+        return g
+    count, features = r.shape
+    saw(site, count, count, features, g.shape[1])
+    damping, result = site.settings.input_damping(r), g
+    if 0 not in r.shape and not (isinstance(damping, float) and damping == math.inf):
+        scale = 1 / (count * damping)
+        by_rows = count < features
+        conditioner = _inverse(r if by_rows else r.mT, damping, count, site, in_difference=not by_rows)
+        if conditioner is not None:
+            wide, r = cast(g, conditioner.dtype), cast(r, conditioner.dtype)
+            result = conditioner @ wide if by_rows else wide - scale * r @ (conditioner @ (r.mT @ wide))
+    if site.settings.inspecting:
+        before, after = cast(g, r.dtype), cast(result, r.dtype)
+        site.inspect(lambda: equations.spectrum(r), damping, before.mT @ r, after.mT @ r)
+    return cast(result, g.dtype)
+
+
+def saw(site: Site, *sizes: int, groups: int = 1, own_rows: bool = True) -> None:
+    """Note the sizes of what is multiplied."""
+    site.statistics.saw(site.settings.backward_passes, *sizes, groups=groups, own_rows=own_rows)
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`."""
+    # Even a `to` that has nothing to do takes its time, and there are many.
+    return x if x.dtype is dtype else x.to(dtype)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What linear algebra runs in where tensors have this dtype."""
+    return dtype if dtype is torch.float64 else torch.float32
+
+
+class Layout:
+    """How a layer's input becomes rows, and its gradient a matrix (groups, outputs, features)."""
+
+    def __init__(self, arrange: Arrange, transposed: bool, mask: Tensor | None, place: Place | None = None) -> None:
+        self.arrange = arrange
+        self.transposed = transposed
+        self.mask = mask
+        self.place = place
+
+    def rows(self, input: Tensor, settings: Settings) -> tuple[Float[Tensor, "groups rows features"], int]:
+        """The rows of the conditioner, in float32 or better, and how many rows the layer multiplied."""
+        x = cast(input, working_dtype(input.dtype))
+        if settings.sharing == "reduce" and self.mask is None and isinstance(self.arrange, rows.Patches):
+            means, count = self.arrange.average(x)
+            gathered = rows.gather(means, 0, max_rows=settings.max_rows, seed=settings.seed)
+            return gathered, count * means.shape[1]
+        view, positions = self.arrange(x)
+        places = view.shape[1 : 2 + positions]
+        mask = self.mask if self.mask is not None and self.mask.shape == places else None
+        gathered = rows.gather(
+            view, positions, sharing=settings.sharing, max_rows=settings.max_rows, mask=mask, seed=settings.seed
+        )
+        return gathered, math.prod(places)
+
+    def matrix(self, gradient: Tensor, groups: int) -> Float[Tensor, "groups outputs features"]:
+        """A gradient in the shape of the weight as one matrix per group."""
+        matrix = gradient.reshape(groups, gradient.shape[0] // groups, -1)
+        return matrix.mT if self.transposed else matrix
+
+    def unmatrix(self, matrix: Float[Tensor, "groups outputs features"], like: Tensor) -> Tensor:
+        """The way back."""
+        return (matrix.mT if self.transposed else matrix).reshape(like.shape).to(like.dtype)
+
+
+class _Columns(NamedTuple):
+    """What multiplies a gradient from the right: rows r, the inverse on their smaller side, and 1/(kλ)."""
+
+    r: Float[Tensor, "groups rows in"]
+    total: int
+    inverse: Tensor | None
+    scale: float | Tensor
+
+    @property
+    def damping(self) -> float | Tensor:
+        """λ."""
+        return math.inf if self.inverse is None else 1 / (self.r.shape[-2] * self.scale)
+
+    def multiply(self, gradient: Float[Tensor, "groups out in"]) -> Float[Tensor, "groups out in"]:
+        """∇ (I + rᵀr/(kλ))⁻¹."""
+        if self.inverse is None or gradient.numel() == 0:
+            return gradient
+        gradient, r = cast(gradient, self.inverse.dtype), cast(self.r, self.inverse.dtype)
+        if self.inverse.shape[-1] == gradient.shape[-1] and r.shape[-2] >= r.shape[-1]:
+            return gradient @ self.inverse
+        # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
+        return gradient - (self.scale * (gradient @ r.mT) @ self.inverse) @ r
+
+
+def columns_conditioner(x: Tensor, layout: Layout, site: Site, shared: Shared, *, joint: bool) -> _Columns:
+    """From a layer's input; layers that share it share the inverse."""
+    r, total = layout.rows(x, site.settings)
+    key = (layout.arrange, id(layout.mask), joint)
+    if site.settings.ranks is not None:
+        r = shared.get(("rows", key), functools.partial(site.settings.ranks.all_rows, r))
+    if joint:
+        r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
+    return rows_conditioner(r, total, site, shared, key)
+
+
+def rows_conditioner(r: Float[Tensor, "groups rows in"], total: int, site: Site, shared: Shared, key: object) -> _Columns:
+    """(I + rᵀr/(kλ))⁻¹, on the smaller of the two sides, where there is anything to condition with."""
+    count, features = r.shape[-2:]
+    damping = site.settings.input_damping(r)
+    if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
+        return _Columns(r, total, None, 0.0)
+    by_rows = count < features
+    inverse = shared.get(key, lambda: _inverse(r if by_rows else r.mT, damping, count, site, in_difference=by_rows))
+    return _Columns(r, total, inverse, 1 / (count * damping))
+
+
+def as_matrix(grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any, r: Float[Tensor, "groups rows in"]) -> Tensor:
+    """The gradient as a matrix (groups, outputs, features), with a column for a joint bias."""
+    gradient: Tensor = ctx.layout.matrix(grad_weight, r.shape[0]).to(r.dtype)
+    if not ctx.joint:
+        return gradient
+    # Without a gradient for the bias, its column is zero and does not disturb.
+    column = gradient.new_zeros(gradient.shape[:2]) if grad_bias is None else grad_bias.reshape(gradient.shape[:2])
+    return torch.cat([gradient, column[..., None].to(gradient.dtype)], dim=-1)
+
+
+def from_matrix(conditioned: Tensor, grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any) -> tuple[Tensor, Tensor | None]:
+    """The way back."""
+    if not ctx.joint:
+        return ctx.layout.unmatrix(conditioned, grad_weight), None
+    new_bias = None if grad_bias is None else conditioned[..., -1].reshape(grad_bias.shape).to(grad_bias.dtype)
+    return ctx.layout.unmatrix(conditioned[..., :-1], grad_weight), new_bias
+
+
+def multiply_gradient(
+    gradient: Float[Tensor, "groups out in"], columns: _Columns, site: Site
+) -> Float[Tensor, "groups out in"]:
+    """∇ (I + rᵀr/(kλ))⁻¹, with a look at what that does where somebody inspects."""
+    groups, count, features = columns.r.shape
+    saw(site, columns.total, count, features, gradient.shape[-2], groups=groups, own_rows=False)
+    conditioned = columns.multiply(gradient)
+    if site.settings.inspecting:
+        site.inspect(lambda: equations.spectrum(columns.r), columns.damping, gradient, conditioned)
+    return conditioned
+
+
+def gather_rows(gradient: Tensor, x: Tensor, layout: Layout, site: Site) -> None:
+    """Keep the rows for the step; the gradient stays as it is."""
+    assert layout.place is not None
+    r, total = layout.rows(x, site.settings)
+    if layout.place.bias is not None:
+        r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
+    keep_rows(gradient, r, total, layout.place, site)
+
+
+def keep_rows(gradient: Tensor, r: Float[Tensor, "groups rows in"], total: int, place: Place, site: Site) -> None:
+    """Gather rows for the step, unless the next step will not look at them."""
+    place = place._replace(groups=r.shape[0])
+    outputs = gradient.numel() // max(place.groups * math.prod(r.shape[2:]), 1)
+    saw(site, total, r.shape[1], r.shape[2], outputs, groups=place.groups, own_rows=False)
+    if site.gathers(place):
+        site.curvature(place).add_rows(r, keep=site.settings.keeps_rows)
+
+
+def is_joint(bias: Tensor | None, site: Site) -> bool:
+    """Whether the bias is conditioned with the weight."""
+    return bias is not None and bias.requires_grad and site.settings.bias == "joint"
+
+
+def weight_gradient(
+    g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], ctx: Any, joint: bool
+) -> Float[Tensor, "out wide"]:
+    """ζ* or ζ of a linear layer from its rows and output gradients, with a last column for a joint bias."""
+    site, settings = ctx.site, ctx.site.settings
+    settings.enter_backward()
+    a = _conditioned_rows(a, joint)
+    g = cast(g, a.dtype)
+    count, features = a.shape
+    outputs = g.shape[1]
+    saw(site, count, count, features, outputs)
+    plain = g
+    if settings.conditions_outputs:
+        recorded, ctx.gbar = ctx.gbar, []
+        early = settings.overlap is not None and settings.needs_extra_pass
+        g = _apply_to_outputs(g, ctx.output_conditioner if early else output_conditioner(g, recorded, site))
+    early = settings.overlap is not None
+    conditioner = ctx.conditioner if early else row_conditioner(a, site, ctx.shared, joint=joint, wide=True)
+    gradient = kernels.product(g, conditioner, a)
+    if settings.inspecting:
+        damping = math.inf if conditioner is None else settings.input_damping(a)
+        site.inspect(lambda: equations.spectrum(a), damping, kernels.product(plain, None, a), gradient)
+    return gradient
+
+
+def _conditioned_rows(a: Float[Tensor, "rows in"], joint: bool) -> Float[Tensor, "rows wide"]:
+    """The rows in float32 or better, with a column of ones for a joint bias."""
+    # Factorizations have no half-precision kernels, and their inputs deserve better.
+    a = cast(a, working_dtype(a.dtype))
+    return torch.cat([a, a.new_ones(a.shape[0], 1)], dim=1) if joint else a
+
+
+def row_conditioner(
+    a: Float[Tensor, "rows in"], site: Site, shared: Shared, *, joint: bool, wide: bool = False
+) -> Tensor | None:
+    """(I + a aᵀ/(bλ))⁻¹, or on the other side where that is smaller; None for the plain gradient. `wide`: `a` has its ones."""
+    a = a if wide else _conditioned_rows(a, joint)
+    count, features = a.shape
+    damping = site.settings.input_damping(a)
+    if count == 0 or features == 0 or (isinstance(damping, float) and damping == math.inf):
+        return None
+    return shared.get(joint, lambda: _inverse(a if count < features else a.mT, damping, count, site))
+
+
+def output_conditioner(
+    g: Float[Tensor, "rows out"], recorded: list[Float[Tensor, "rows out"]], site: Site
+) -> tuple[Tensor, Tensor, float | Tensor] | None:
+    """ḡ, its inverse (I + ḡ ḡᵀ/(bλ_g))⁻¹ or the one on the other side, and 1/(bλ_g); None if there is nothing to condition."""
+    gbar, count = _output_factor(g, recorded, site), g.shape[0]
+    samples, outputs = gbar.shape
+    if 0 in (count, samples, outputs):
+        return None
+    damping = site.settings.current_output_damping(gbar, count)
+    by_rows = samples < outputs
+    conditioner = _inverse(gbar if by_rows else gbar.mT, damping, count, site, in_difference=by_rows)
+    return None if conditioner is None else (gbar, conditioner, 1 / (count * damping))
+
+
+def _apply_to_outputs(g: Tensor, factor: tuple[Tensor, Tensor, float | Tensor] | None) -> Tensor:
+    """G (I + ḡᵀḡ/(bλ_g))⁻¹."""
+    if factor is None:
+        return g
+    gbar, conditioner, scale = factor
+    wide, gbar = cast(g, conditioner.dtype), cast(gbar, conditioner.dtype)
+    if gbar.shape[0] < gbar.shape[1]:
+        wide = wide - (scale * (wide @ gbar.mT) @ conditioner) @ gbar
+    else:
+        wide = wide @ conditioner
+    return cast(wide, g.dtype)
+
+
+def _inverse(x: Tensor, damping: float | Tensor, count: int, site: Site, *, in_difference: bool = False) -> Tensor | None:
+    in_graph = site.settings.overlap is not None
+    result, failures = kernels.inverse(x, damping, count, in_graph=in_graph, in_difference=in_difference)
+    if isinstance(failures, Tensor) or failures:
+        site.fell_back(failures)
+    return result
+
+
+def _output_factor(g: Tensor, recorded: list[Tensor], site: Site) -> Float[Tensor, "samples out"]:
+    """ḡ with rows scaled so that ḡᵀḡ / b is the curvature with respect to this layer's outputs, b the layer's rows."""
+    settings, count = site.settings, g.shape[0]
+    g = cast(g, working_dtype(g.dtype))
+    if settings.output_curvature == "empirical":
+        scale = math.sqrt(count) if settings.empirical_scale is None else settings.empirical_scale
+        return g * (scale * math.sqrt(count))
+    if not recorded:
+        raise RuntimeError(
+            f"layer {site.name!r} has no ḡ: with output_curvature={settings.output_curvature!r} call "
+            "handle.backward(loss, output, loss_fn) in place of loss.backward(), and give it the output that depends on this "
+            "layer; or use output_curvature='empirical'"
+        )
+    return torch.cat(recorded).to(g.dtype) * math.sqrt(count)
+
+
+def as_rows(x: Tensor) -> Float[Tensor, "rows features"]:
+    """All leading dimensions as one."""
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """No autocast, should the backward pass run inside one."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()
