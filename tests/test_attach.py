@@ -227,7 +227,7 @@ def test_statistics_count_fallbacks_per_layer(monkeypatch: pytest.MonkeyPatch) -
     model = mlp(torch.float32)
     handle = isaac.attach(model, damping=1.0)
     factorize = torch.linalg.cholesky_ex
-    failures = iter([True])
+    failures = iter([True, True])  # once for all layers together, once for the first of them alone
 
     def failing_once(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         factor, info = factorize(matrix)
@@ -236,7 +236,7 @@ def test_statistics_count_fallbacks_per_layer(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.linalg, "cholesky_ex", failing_once)
     with pytest.warns(RuntimeWarning, match="larger damping"):
         gradients(model, torch.randn(6, 7))
-    # Backward starts at the last layer, so that is the one that fails.
+    # Backward starts at the last layer, so that is the one that fails alone.
     assert {name: s.fallbacks for name, s in handle.statistics.items()} == {"0": 0, "2": 0, "4": 1}
 
 

@@ -36,7 +36,7 @@ class Projections(nn.Module):
 def conditioners(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Tensor]]:
     """Every inverse computed from now on; nothing here keeps one alive."""
     computed: list[weakref.ref[Tensor]] = []
-    inverse = dense.inverse
+    inverse, inverses = dense.inverse, dense.inverses
 
     def recording(x: Tensor, scale: float, in_difference: bool) -> tuple[Tensor | None, int]:
         result, fallbacks = inverse(x, scale, in_difference)
@@ -44,7 +44,13 @@ def conditioners(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Tensor]]:
         computed.append(weakref.ref(result))
         return result, fallbacks
 
+    def recording_all(xs: list[Tensor], scales: list[float]) -> list[tuple[Tensor | None, int]]:
+        results = inverses(xs, scales)
+        computed.extend(weakref.ref(result) for result, _ in results)
+        return results
+
     monkeypatch.setattr(dense, "inverse", recording)
+    monkeypatch.setattr(dense, "inverses", recording_all)
     return computed
 
 

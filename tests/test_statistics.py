@@ -309,3 +309,34 @@ def test_zero_gradients_have_no_angle() -> None:
         layer(torch.zeros(3, 6)).sum().backward()
     seen = handle.statistics[""]
     assert (seen.effective_rank, seen.largest_curvature, seen.angle) == (0.0, 0.0, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", [{}, {"when": "step"}, {"when": "step", "decay": 0.5}, {"max_rows": 200}], ids=str)
+@pytest.mark.parametrize(("rows", "features"), [(300, 500), (500, 300)])
+def test_on_a_gpu_the_device_replaces_and_counts(
+    rows: int, features: int, options: dict[str, object], fail: Callable[[float], None]
+) -> None:
+    layer, x = nn.Linear(features, 40).cuda(), torch.randn(rows, features).cuda()
+    expected = plain_gradient(layer, x)
+    handle = isaac.attach(layer, 0.1, **options)  # type: ignore[arg-type]
+    fail(math.inf)
+    layer(x).square().sum().backward()
+    if "when" in options:
+        handle.step()
+    with pytest.warns(RuntimeWarning, match="factorization failed"):
+        assert handle.statistics[""].fallbacks == 1
+    assert layer.weight.grad is not None
+    assert_close(layer.weight.grad.cpu(), expected.cpu(), 1e-5)
+    fail(0)
+    layer.zero_grad()
+    with handle.inspecting():
+        layer(x).square().sum().backward()
+        if "when" in options:
+            handle.step()
+    assert handle.statistics[""].fallbacks == 1
+    assert all(value is not None for _, value in insight(handle))
+    x[3, 4] = math.nan  # no failure of ours
+    layer(x).sum().backward()
+    assert handle.statistics[""].fallbacks == 1

@@ -219,3 +219,13 @@ def test_the_grid_is_trained_once_and_gone_on_with(tmp_path: Path, monkeypatch: 
         dampings.main(["--seeds", "1", "--epochs", "1", "--out", str(tmp_path)])
     runs = 3 * sum(map(len, dampings.RATES.values()))
     assert len(calls) == runs * (len(dampings.DAMPINGS) + 3) + runs * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_its_random_numbers_go_on_as_if_nothing_had_happened() -> None:
+    model, x = Stateful().cuda(), torch.randn(20, 9).cuda()
+    state = torch.cuda.get_rng_state()
+    suggestion = isaac.suggest_damping(model, x)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert 0 < suggestion.damping < math.inf

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isaac_newton import kernels, rows, saved
+from isaac_newton.ahead import Awaited
 from isaac_newton.conditioners import (
     Arrange,
     Layout,
@@ -62,18 +63,22 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
     if is_traced():
         return _traced_linear(input, weight, bias, site, arrange)
     if site.settings.takes_every_row and site.settings.look is None:
-        shared = site.settings.inputs.shared(input)
-        if site.leaves_backward_to_torch and _can_leave_backward_to_torch(input, weight, bias, site):
-            found = saved.linear(input, weight, bias, _Replacement(site, shared, weight.shape[0]))
-            if found is not None:
-                return found
-            site.leaves_backward_to_torch = False
-        conditioner = None
-        if site.settings.overlap is not None:
+        settings = site.settings
+        shared = settings.inputs.shared(input)
+        conditioner: Tensor | Awaited | None = None
+        if settings.overlap is not None:
             # Its inputs are all there is to wait for, so it starts before the layer's own product.
-            site.settings.overlap.update([id(weight), id(bias)])
+            settings.overlap.update([id(weight), id(bias)])
             with streams.beside(site, input):
                 conditioner = row_conditioner(as_rows(input), site, shared, joint=is_joint(bias, site))
+        elif not settings.differentiable and saved.can_replace(input, weight) and not is_joint(bias, site):
+            if site.leaves_backward_to_torch and _can_leave_backward_to_torch(input, weight, site):
+                found = saved.linear(input, weight, bias, _Replacement(site, shared, weight.shape[0]))
+                if found is not None:
+                    return found
+                site.leaves_backward_to_torch = False
+            conditioner = Awaited(site, shared)
+            conditioner.saved(input.detach())
         output: Tensor = _apply(_Linear, input, weight, bias, site, shared, conditioner)
         return output
     return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
@@ -250,7 +255,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, shared: Shared, conditioner: Tensor | None
+        input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, shared: Shared, conditioner: Tensor | Awaited | None
     ) -> Tensor:
         return F.linear(input, weight, bias)
 
@@ -285,14 +290,9 @@ class _Linear(torch.autograd.Function):
         return grad_input, *gradients, None, None, None
 
 
-def _can_leave_backward_to_torch(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site) -> bool:
-    """Whether the input's rows are all that has to change, and where they are changed is not dearer than elsewhere."""
-    settings = site.settings
-    if settings.overlap is not None or settings.differentiable or settings.inspecting or settings.conditions_outputs:
-        return False
-    if is_joint(bias, site):
-        return False
-    if torch.compiler.is_compiling() or not saved.can_replace(input, weight):
+def _can_leave_backward_to_torch(input: Tensor, weight: Tensor, site: Site) -> bool:
+    """Whether the rows are all that has to change, and where torch multiplies them is not dearer than elsewhere."""
+    if site.settings.inspecting or site.settings.conditions_outputs:
         return False
     outputs, features = weight.shape
     # On a CPU a product with fewer columns, those of g, is worth more than the host's time.
@@ -304,30 +304,32 @@ def _can_leave_backward_to_torch(input: Tensor, weight: Tensor, bias: Tensor | N
 _CHEAP_PRODUCT = 500_000
 
 
-class _Replacement:
-    """Conditions the rows that a backward pass asks for."""
+class _Replacement(Awaited):
+    """Conditions the rows that torch's own backward pass asks for."""
 
-    __slots__ = ("_outputs", "_shared", "_site")
+    __slots__ = ("_outputs",)
 
     def __init__(self, site: Site, shared: Shared, outputs: int) -> None:
-        self._site, self._shared, self._outputs = site, shared, outputs
+        super().__init__(site, shared)
+        self._outputs = outputs
 
-    def __call__(self, a: Float[Tensor, "rows in"]) -> Float[Tensor, "rows in"]:
+    def conditioned(self) -> Float[Tensor, "rows in"]:
         """(I + a aᵀ/(bλ))⁻¹ a."""
+        site, a = self.site, self.rows
+        assert a is not None
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"layer {self._site.name!r}: this backward pass will be differentiated itself (create_graph=True), which the "
-                "forward pass was not prepared for; set handle.differentiable = True before it"
+                f"layer {site.name!r}: this backward pass will be differentiated itself (create_graph=True), which the forward "
+                "pass was not prepared for; set handle.differentiable = True before it"
             )
-        site = self._site
         site.settings.enter_backward()
-        a = as_rows(a)
         saw(site, a.shape[0], a.shape[0], a.shape[1], self._outputs)
-        return self._shared.get("replacement", lambda: self._conditioned(a))
+        return self.shared.get("conditioned", self._multiply)
 
-    def _conditioned(self, a: Float[Tensor, "rows in"]) -> Float[Tensor, "rows in"]:
-        conditioner = row_conditioner(a, self._site, self._shared, joint=False, wide=True)
-        return a if conditioner is None else kernels.condition(conditioner, a)
+    def _multiply(self) -> Float[Tensor, "rows in"]:
+        assert self.rows is not None
+        inverse = self.inverse()
+        return self.rows if inverse is None else kernels.condition(inverse, self.rows)
 
 
 def _gradients(

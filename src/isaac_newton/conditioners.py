@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from isaac_newton import equations, kernels, rows
+from isaac_newton.ahead import Awaited
 from isaac_newton.curvature import Place
 from isaac_newton.inputs import Shared
 from isaac_newton.settings import Settings
@@ -231,8 +232,11 @@ def weight_gradient(
         recorded, ctx.gbar = ctx.gbar, []
         early = settings.overlap is not None and settings.needs_extra_pass
         g = _apply_to_outputs(g, ctx.output_conditioner if early else output_conditioner(g, recorded, site))
-    early = settings.overlap is not None
-    conditioner = ctx.conditioner if early else row_conditioner(a, site, ctx.shared, joint=joint, wide=True)
+    conditioner, ctx.conditioner = ctx.conditioner, None
+    if isinstance(conditioner, Awaited) and not torch.is_grad_enabled():
+        conditioner = conditioner.inverse()
+    elif settings.overlap is None:
+        conditioner = row_conditioner(a, site, ctx.shared, joint=joint, wide=True)
     gradient = kernels.product(g, conditioner, a)
     if settings.inspecting:
         damping = math.inf if conditioner is None else settings.input_damping(a)

@@ -5,14 +5,13 @@ makes torch form ζ*, in C++, while input and bias gradients do not look at a at
 the backward pass, which is most of what conditioning costs a small network on a GPU.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["can_replace", "linear"]
+__all__ = ["Replacement", "can_replace", "linear"]
 
 
 def can_replace(input: Tensor, weight: Tensor) -> bool:
@@ -30,52 +29,68 @@ def can_replace(input: Tensor, weight: Tensor) -> bool:
     )
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None, replace: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """`F.linear`; `replace` is called with the rows in a backward pass that forms the weight's gradient.
+class Replacement(Protocol):
+    """Keeps the rows that a forward pass saves, and says what its backward pass shall find instead."""
 
-    None where it never would be, because the forward pass saved something else.
-    """
-    saved = _Saved(input, replace)
+    @property
+    def rows(self) -> Tensor | None:
+        """What was saved; None before."""
+        ...
+
+    def saved(self, rows: Tensor) -> None:
+        """These are the rows, without a graph."""
+        ...
+
+    def conditioned(self) -> Tensor:
+        """What the backward pass gets, as a matrix; called where it forms the gradient of the weight."""
+        ...
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None, replacement: Replacement) -> Tensor | None:
+    """`F.linear`; None where the forward pass saved something else than its input, so that there is nothing to replace."""
+    saved = _Saved(input, replacement)
     torch._C._autograd._push_saved_tensors_default_hooks(saved.pack, _unpack)
     try:
         output = F.linear(input, weight, bias)
     finally:
         torch._C._autograd._pop_saved_tensors_default_hooks()
-    return None if saved.rows is None else output
+    return None if saved.tensor is None else output
 
 
 class _Saved:
-    """The rows as the forward pass saved them."""
+    """What stands in the graph for the input."""
 
-    __slots__ = ("_pointer", "_replace", "_version", "rows")
+    __slots__ = ("_pointer", "_replacement", "_version", "tensor")
 
-    def __init__(self, input: Tensor, replace: Callable[[Tensor], Tensor]) -> None:
-        self._pointer, self._replace = input.data_ptr(), replace
+    def __init__(self, input: Tensor, replacement: Replacement) -> None:
+        self._pointer, self._replacement = input.data_ptr(), replacement
         self._version = 0
-        self.rows: Tensor | None = None
+        self.tensor: Tensor | None = None
 
     def pack(self, tensor: Tensor) -> Any:
         """Keep the input; the weight is saved as it is."""
         if tensor.data_ptr() != self._pointer:
             return tensor
-        self.rows, self._version = tensor, tensor._version
+        self.tensor, self._version = tensor, tensor._version
+        self._replacement.saved(tensor)
         return self
 
     def unpack(self) -> Tensor:
         """What the backward pass gets."""
-        rows = self.rows
-        assert rows is not None
-        if rows._version != self._version:
+        tensor = self.tensor
+        assert tensor is not None
+        if tensor._version != self._version:
             # Torch checks this only where there are no hooks.
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: the input of "
-                f"a linear layer, {tuple(rows.shape)}, is at version {rows._version}, expected {self._version}"
+                f"a linear layer, {tuple(tensor.shape)}, is at version {tensor._version}, expected {self._version}"
             )
         # The last edge of either kind of product leads to the weight.
         weight = torch._C._current_autograd_node().next_functions[-1][0]
         if weight is None or not torch._C._will_engine_execute_node(weight):
-            return rows
-        return self._replace(rows)
+            return tensor
+        conditioned = self._replacement.conditioned()
+        return conditioned if conditioned.dim() == tensor.dim() else conditioned.view(tensor.shape)
 
 
 def _unpack(saved: Any) -> Tensor:

@@ -56,6 +56,7 @@ class Settings:
     steps: int = 0
     bound: bool = False
     differentiable: bool = False
+    awaited: list[Any] = field(default_factory=list, repr=False)
     collecting: bool = False
     inspecting: bool = False
     look: Look | None = None
@@ -100,6 +101,10 @@ class Settings:
                 f"ζ (output_damping={self.output_damping}) conditions each backward pass on its rank: it works with "
                 "when='backward' and without process_group; use output_damping=math.inf for ζ*"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Graphs are not copied, and neither is what awaits their backward passes.
+        return {**self.__dict__, "awaited": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Copies and unpickled settings exist too; no handle steps for them.

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,7 @@ from torch import Tensor
 from isaac_newton import equations
 from isaac_newton.kernels import dense
 
-__all__ = ["condition", "inverse", "product"]
+__all__ = ["condition", "inverse", "inverses", "product"]
 
 #: Beyond, one Triton program takes longer than cuSOLVER.
 MOST_FUSED_ROWS = 128
@@ -50,6 +51,19 @@ def _repaired(inverse: Float[Tensor, "*groups k k"], in_difference: bool) -> tup
     failed = equations.is_nan(inverse)
     identity = torch.eye(inverse.shape[-1], dtype=inverse.dtype, device=inverse.device)
     return torch.where(failed, 0 * identity if in_difference else identity, inverse), failed
+
+
+def inverses(
+    work: Sequence[tuple[Float[Tensor, "..."], float | Tensor, int]],
+) -> list[tuple[Float[Tensor, "..."] | None, int | Tensor]]:
+    """`inverse` of each matrix x, λ and number of rows; on a CPU those of one size by one factorization."""
+    if len(work) < 2 or work[0][0].device.type != "cpu":
+        return [inverse(*job) for job in work]
+    sizes = {x.shape[0] for x, _, _ in work}
+    if len(sizes) > 1:
+        found = {size: iter(inverses([job for job in work if job[0].shape[0] == size])) for size in sizes}
+        return [next(found[x.shape[0]]) for x, _, _ in work]
+    return [*dense.inverses([x for x, _, _ in work], [1 / (rows * float(damping)) for _, damping, rows in work])]
 
 
 def product(

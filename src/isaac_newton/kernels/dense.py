@@ -7,6 +7,7 @@ about $ε · κ$ with $κ ≤ 1 + \operatorname{tr}(s\,x x^\top)$. The trace cos
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from isaac_newton import equations
 
-__all__ = ["inverse"]
+__all__ = ["inverse", "inverses"]
 
 #: Largest trace for which float32 keeps the relative error of the result below 1e-4 with a margin (measured: at most
 #: 1.5 · trace · 2⁻²⁴, reached with two equal rows; see tests/test_accuracy.py).
@@ -42,16 +43,34 @@ def inverse(
     else:
         matrix = torch.baddbmm(identity, x, x.mT, alpha=scale)
         trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1).amax().item()
-    # Of I + s·x xᵀ, so the size of the identity comes off.
-    rows, length = x.shape[-2:]
-    longest = LONGEST_SUM_OF_FEW if rows <= FEW_ROWS else LONGEST_SUM
-    limit = DIFFERENCE_TRACE if in_difference else FLOAT32_TRACE
-    small = trace - rows <= limit * (longest / length if length > longest and x.dtype is torch.float32 else 1)
+    small = _is_small(trace, x, DIFFERENCE_TRACE if in_difference else FLOAT32_TRACE)
     if small:
         factor, info = torch.linalg.cholesky_ex(matrix)
         if not (info if x.dim() == 2 else info.any()).item():
             return torch.cholesky_inverse(factor), 0
     return _careful(x.to(torch.float64), scale, in_difference, failures=int(small))
+
+
+def inverses(xs: Sequence[Float[Tensor, "k ..."]], scales: Sequence[float]) -> list[tuple[Float[Tensor, "k k"] | None, int]]:
+    """`inverse` of each matrix, by one factorization where float32 is accurate for all of them."""
+    size, dtype = xs[0].shape[0], xs[0].dtype
+    if all(x.dtype is dtype for x in xs):
+        matrices, identity = torch.empty(len(xs), size, size, dtype=dtype), _identity(size, dtype)
+        for x, scale, matrix in zip(xs, scales, matrices, strict=True):
+            torch.addmm(identity, x, x.mT, alpha=scale, out=matrix)
+        traces = matrices.diagonal(dim1=-2, dim2=-1).sum(-1).tolist()
+        if all(_is_small(trace, x, FLOAT32_TRACE) for trace, x in zip(traces, xs, strict=True)):
+            factor, info = torch.linalg.cholesky_ex(matrices)
+            if not info.any().item():
+                return [(one, 0) for one in torch.cholesky_inverse(factor)]
+    return [inverse(x, scale) for x, scale in zip(xs, scales, strict=True)]
+
+
+def _is_small(trace: float, x: Float[Tensor, "*groups k l"], limit: float) -> bool:
+    """Whether float32 will do for I + s·x xᵀ with this trace; the size of the identity comes off."""
+    rows, length = x.shape[-2:]
+    longest = LONGEST_SUM_OF_FEW if rows <= FEW_ROWS else LONGEST_SUM
+    return trace - rows <= limit * (longest / length if length > longest and x.dtype is torch.float32 else 1)
 
 
 def _careful(
