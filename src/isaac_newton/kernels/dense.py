@@ -52,18 +52,20 @@ def inverse(
 
 
 def inverses(xs: Sequence[Float[Tensor, "k ..."]], scales: Sequence[float]) -> list[tuple[Float[Tensor, "k k"] | None, int]]:
-    """`inverse` of each matrix, by one factorization where float32 is accurate for all of them."""
+    """`inverse` of each matrix, by one factorization for all of those for which float32 is accurate."""
     size, dtype = xs[0].shape[0], xs[0].dtype
+    found: dict[int, Tensor] = {}
     if all(x.dtype is dtype for x in xs):
         matrices, identity = torch.empty(len(xs), size, size, dtype=dtype), _identity(size, dtype)
         for x, scale, matrix in zip(xs, scales, matrices, strict=True):
             torch.addmm(identity, x, x.mT, alpha=scale, out=matrix)
         traces = matrices.diagonal(dim1=-2, dim2=-1).sum(-1).tolist()
-        if all(_is_small(trace, x, FLOAT32_TRACE) for trace, x in zip(traces, xs, strict=True)):
-            factor, info = torch.linalg.cholesky_ex(matrices)
+        small = [number for number, trace in enumerate(traces) if _is_small(trace, xs[number], FLOAT32_TRACE)]
+        if small:
+            factor, info = torch.linalg.cholesky_ex(matrices if len(small) == len(xs) else matrices[small])
             if not info.any().item():
-                return [(one, 0) for one in torch.cholesky_inverse(factor)]
-    return [inverse(x, scale) for x, scale in zip(xs, scales, strict=True)]
+                found = dict(zip(small, torch.cholesky_inverse(factor), strict=True))
+    return [(found[n], 0) if n in found else inverse(x, scale) for n, (x, scale) in enumerate(zip(xs, scales, strict=True))]
 
 
 def _is_small(trace: float, x: Float[Tensor, "*groups k l"], limit: float) -> bool:
