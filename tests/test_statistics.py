@@ -194,7 +194,7 @@ def assert_insight(seen: Statistics, a: Tensor, plain: Tensor, conditioned: Tens
     assert seen.angle == pytest.approx(math.degrees(math.acos(cosine)), abs=1e-4)
 
 
-@pytest.mark.parametrize("damping", [0.2, isaac.Relative(0.5), lambda step: 0.1], ids=str)
+@pytest.mark.parametrize("damping", [0.2, isaac.Relative(0.5), lambda step: 0.1], ids=["number", "relative", "schedule"])
 @pytest.mark.parametrize("rows", [4, 30])
 @pytest.mark.parametrize("when", ["backward", "step"])
 def test_an_inspection_shows_rank_curvature_damping_and_angle(when: str, rows: int, damping: object) -> None:

@@ -70,7 +70,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
             # Its inputs are all there is to wait for, so it starts before the layer's own product.
             settings.overlap.update([id(weight), id(bias)])
             with streams.beside(site, input):
-                conditioner = row_conditioner(as_rows(input), site, shared, joint=is_joint(bias, site))
+                conditioner = row_conditioner(as_rows(input.detach()), site, shared, joint=is_joint(bias, site))
         elif not settings.differentiable and saved.can_replace(input, weight) and not is_joint(bias, site):
             if site.leaves_backward_to_torch and _can_leave_backward_to_torch(input, weight, site):
                 found = saved.linear(input, weight, bias, _Replacement(site, shared, weight.shape[0]))
@@ -142,7 +142,7 @@ def condition(
         if site.settings.takes_few_rows:
             # They are all that the conditioner depends on, so it starts before the layer's own product.
             with streams.beside(site, input):
-                early = columns_conditioner(input, layout, site, shared, joint=joint is not None)
+                early = columns_conditioner(input.detach(), layout, site, shared, joint=joint is not None)
     arguments = (weight, joint, input, layout, site, shared, early)
     new_weight, new_bias = (_apply_traced if traced else _apply)(_Condition, *arguments)
     return new_weight, bias if joint is None else new_bias
