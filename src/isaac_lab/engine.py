@@ -317,7 +317,7 @@ class Alone(_Trainer):
         if self._kfac is not None:
             self._kfac.backward(loss, output, likelihood)
         elif self._handle is not None and self._zeta:
-            self._handle.backward(loss, output, likelihood)
+            self._handle.backward(loss, output, likelihood, scale=1.0)
         else:
             loss.backward()
         self.optimizer.step()
