@@ -16,35 +16,40 @@ from isaac_newton import kernels
 from isaac_newton.inputs import Shared
 from isaac_newton.site import Site
 
-__all__ = ["Awaited"]
+__all__ = ["Awaited", "can_wait"]
 
 #: Forward passes whose graphs are dropped leave dead references behind.
 _MOST_REFERENCES = 1024
 
 
+def can_wait(input: Tensor) -> bool:
+    """Whether it is worth it, on a CPU, and whether these rows may be kept beside what autograd saves."""
+    return (
+        input.device.type == "cpu"
+        and (input.dtype is torch.float32 or input.dtype is torch.float64)
+        # Activation checkpointing and offloading do not want tensors to be kept.
+        and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    )
+
+
 class Awaited:
-    """The rows that one use of a layer saved, and their inverse once somebody has asked for any.
+    """The rows that one use of a layer received, and their inverse once somebody has asked for any.
 
     Args:
+        input: What the layer received.
         site: The layer's site.
         shared: What it shares with other layers that received the same input.
     """
 
-    __slots__ = ("__weakref__", "_inverse", "_pass", "_stream", "rows", "shared", "site")
+    __slots__ = ("__weakref__", "_pass", "inverted", "rows", "shared", "site")
 
-    def __init__(self, site: Site, shared: Shared) -> None:
+    def __init__(self, input: Tensor, site: Site, shared: Shared) -> None:
+        rows = input.detach()
+        self.rows: Float[Tensor, "rows in"] = rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
         self.site, self.shared = site, shared
-        self.rows: Float[Tensor, "rows in"] | None = None
-        self._inverse: Tensor | None = None
+        self.inverted: Tensor | None = None
         self._pass = -1
-        self._stream = 0
-
-    def saved(self, rows: Tensor) -> None:
-        """These are the rows; they must carry no graph."""
-        self.rows = rows if rows.dim() == 2 else rows.flatten(0, -2)
-        if rows.is_cuda:
-            self._stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
-        awaited = self.site.settings.awaited
+        awaited = site.settings.awaited
         if len(awaited) >= _MOST_REFERENCES:
             awaited[:] = [reference for reference in awaited if reference() is not None]
         awaited.append(weakref.ref(self))
@@ -55,35 +60,25 @@ class Awaited:
         if self._pass != settings.backward_passes:
             found, settings.awaited[:] = [reference() for reference in settings.awaited], []
             together = [self, *(one for one in found if one is not None and one is not self)]
-            # What another stream has written may not be there yet.
-            settings.awaited.extend(weakref.ref(one) for one in together if not self._is_beside(one))
-            _invert([one for one in together if self._is_beside(one)])
-        inverse, self._inverse = self._inverse, None
-        # Asked again, through a graph that is kept, it is computed again.
-        self._pass = -1
-        return inverse
-
-    def _is_beside(self, other: "Awaited") -> bool:
-        assert self.rows is not None
-        assert other.rows is not None
-        return self.rows.device == other.rows.device and self._stream == other._stream
+            for one in together:
+                one._pass = settings.backward_passes
+            _invert(together)
+        return self.inverted
 
 
 def _invert(together: Sequence[Awaited]) -> None:
     leaders: dict[int, Awaited] = {}
     work: list[tuple[Awaited, Tensor, float | Tensor, int]] = []
     for one in together:
-        one._pass = one.site.settings.backward_passes
         if leaders.setdefault(id(one.shared), one) is not one:
             continue
-        assert one.rows is not None
         count, features = one.rows.shape
         damping = one.site.settings.input_damping(one.rows)
         if not (count == 0 or features == 0 or (isinstance(damping, float) and damping == math.inf)):
             work.append((one, one.rows if count < features else one.rows.mT, damping, count))
     for (one, *_), (inverse, failures) in zip(work, kernels.inverses([job[1:] for job in work]), strict=True):
-        one._inverse = inverse
+        one.inverted = inverse
         if isinstance(failures, Tensor) or failures:
             one.site.fell_back(failures)
     for one in together:
-        one._inverse = leaders[id(one.shared)]._inverse
+        one.inverted = leaders[id(one.shared)].inverted

@@ -208,8 +208,8 @@ class Handle:
         """Within this block, layers also record what conditioning does to them.
 
         Per layer `statistics` then has the effective rank, the largest curvature, the damping in use and the angle between the
-        conditioned and the plain gradient, and `print(handle)` shows them. The block has to hold the forward and the backward
-        pass, with `when="step"` the step. It costs an eigenvalue problem per layer, so ask now and then. Captured steps record
+        conditioned and the plain gradient, and `print(handle)` shows them. The block has to hold the backward pass, with
+        `when="step"` the step. It costs an eigenvalue problem per layer, so ask now and then. Captured steps record
         nothing.
 
             with handle.inspecting():
@@ -228,8 +228,7 @@ class Handle:
         missed = [name for name, last in seen.items() if self._sites[name].statistics.missed(last)]
         if missed and settings.when == "backward":
             warnings.warn(
-                f"nothing was recorded of {_names(missed)}: handle.inspecting() needs the forward pass in its "
-                "block too, and cannot look into captured steps",
+                f"nothing was recorded of {_names(missed)}: handle.inspecting() cannot look into captured steps",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -283,15 +282,6 @@ class Handle:
     @backward_passes.setter
     def backward_passes(self, value: int) -> None:
         self._settings.backward_passes = check_count("backward_passes", value, 0)
-
-    @property
-    def differentiable(self) -> bool:
-        """Whether conditioned gradients can be differentiated themselves (`create_graph=True`), at some cost per layer."""
-        return self._settings.differentiable
-
-    @differentiable.setter
-    def differentiable(self, value: bool) -> None:
-        self._settings.differentiable = bool(value)
 
     @property
     def steps(self) -> int:

@@ -1,10 +1,8 @@
-"""Where ζ* (or ζ) takes the place of the weight gradient: in autograd, in one of three ways.
+"""Where ζ* (or ζ) takes the place of the weight gradient: in autograd, in one of two ways.
 
-`saved.linear` leaves the backward pass to torch and hands it conditioned rows where it saved the input: the least work for the
-host, where the rows of the input are all that changes.
-
-`_Linear` is `F.linear` with a backward pass of its own. It sees the output gradients, so it can put the small matrix between
-them and the inputs, which is cheapest where there are fewer outputs than inputs, and it can condition the output side (ζ).
+`linear` is `F.linear` with a backward pass of its own. It sees the output gradients, so it can put the small matrix between
+them and the inputs, which is cheapest and most accurate when the rows of the input are the rows of the conditioner, and it can
+condition the output side (ζ).
 
 `condition` works for any layer: it hands out the weight under a new name, and when torch has formed the plain gradient of
 that, multiplies it from the right by the conditioner, ζ* = ∇ (I + rᵀr/(kλ))⁻¹, for any rows r (patches, means, a random
@@ -15,12 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from isaac_newton import kernels, rows, saved
-from isaac_newton.ahead import Awaited
+from isaac_newton import rows
+from isaac_newton.ahead import Awaited, can_wait
 from isaac_newton.conditioners import (
     Arrange,
     Layout,
@@ -35,7 +32,6 @@ from isaac_newton.conditioners import (
     multiply_gradient,
     output_conditioner,
     row_conditioner,
-    saw,
     weight_gradient,
 )
 from isaac_newton.inputs import Shared
@@ -71,14 +67,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
             settings.overlap.update([id(weight), id(bias)])
             with streams.beside(site, input):
                 conditioner = row_conditioner(as_rows(input.detach()), site, shared, joint=is_joint(bias, site))
-        elif not settings.differentiable and saved.can_replace(input, weight) and not is_joint(bias, site):
-            if site.leaves_backward_to_torch and _can_leave_backward_to_torch(input, weight, site):
-                found = saved.linear(input, weight, bias, _Replacement(site, shared, weight.shape[0]))
-                if found is not None:
-                    return found
-                site.leaves_backward_to_torch = False
-            conditioner = Awaited(site, shared)
-            conditioner.saved(input.detach())
+        elif not is_joint(bias, site) and can_wait(input):
+            conditioner = Awaited(input, site, shared)
         output: Tensor = _apply(_Linear, input, weight, bias, site, shared, conditioner)
         return output
     return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
@@ -288,48 +278,6 @@ class _Linear(torch.autograd.Function):
         else:
             streams.join(site)
         return grad_input, *gradients, None, None, None
-
-
-def _can_leave_backward_to_torch(input: Tensor, weight: Tensor, site: Site) -> bool:
-    """Whether the rows are all that has to change, and where torch multiplies them is not dearer than elsewhere."""
-    if site.settings.inspecting or site.settings.conditions_outputs:
-        return False
-    outputs, features = weight.shape
-    # On a CPU a product with fewer columns, those of g, is worth more than the host's time.
-    rows = input.numel() // features
-    return input.device.type != "cpu" or min(rows, features) * rows * (features - outputs) <= _CHEAP_PRODUCT
-
-
-#: Multiply-adds that take a CPU about as long as a Python function in the backward pass.
-_CHEAP_PRODUCT = 500_000
-
-
-class _Replacement(Awaited):
-    """Conditions the rows that torch's own backward pass asks for."""
-
-    __slots__ = ("_outputs",)
-
-    def __init__(self, site: Site, shared: Shared, outputs: int) -> None:
-        super().__init__(site, shared)
-        self._outputs = outputs
-
-    def conditioned(self) -> Float[Tensor, "rows in"]:
-        """(I + a aᵀ/(bλ))⁻¹ a."""
-        site, a = self.site, self.rows
-        assert a is not None
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"layer {site.name!r}: this backward pass will be differentiated itself (create_graph=True), which the forward "
-                "pass was not prepared for; set handle.differentiable = True before it"
-            )
-        site.settings.enter_backward()
-        saw(site, a.shape[0], a.shape[0], a.shape[1], self._outputs)
-        return self.shared.get("conditioned", self._multiply)
-
-    def _multiply(self) -> Float[Tensor, "rows in"]:
-        assert self.rows is not None
-        inverse = self.inverse()
-        return self.rows if inverse is None else kernels.condition(inverse, self.rows)
 
 
 def _gradients(

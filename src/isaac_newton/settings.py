@@ -55,7 +55,6 @@ class Settings:
     backward_passes: int = 0
     steps: int = 0
     bound: bool = False
-    differentiable: bool = False
     awaited: list[Any] = field(default_factory=list, repr=False)
     collecting: bool = False
     inspecting: bool = False

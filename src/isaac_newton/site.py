@@ -22,8 +22,6 @@ class Site:
         self.name = name
         self.settings = settings
         self.statistics = Statistics()
-        #: Until a forward pass shows that it does not save its input as it is.
-        self.leaves_backward_to_torch = True
         #: With `when="step"`: what each matrix of the layer has gathered.
         self.curvatures: dict[Place, Curvature] = {}
         self.number = compiled.number(self)

@@ -11,7 +11,7 @@ from torch import Tensor
 from isaac_newton import equations
 from isaac_newton.kernels import dense
 
-__all__ = ["condition", "inverse", "inverses", "product"]
+__all__ = ["inverse", "inverses", "product"]
 
 #: Beyond, one Triton program takes longer than cuSOLVER.
 MOST_FUSED_ROWS = 128
@@ -88,13 +88,6 @@ def product(
     if outputs <= features:
         return multiply(multiply(inverse, g).mT, a)
     return multiply(g.mT, multiply(inverse, a))
-
-
-def condition(inverse: Float[Tensor, "k k"], a: Float[Tensor, "rows in"]) -> Float[Tensor, "rows in"]:
-    """P a with P on the side of the rows, or a Q with Q on that of the features."""
-    wide = a if inverse.dtype is a.dtype else a.to(inverse.dtype)
-    result = torch.mm(inverse, wide) if a.shape[0] < a.shape[1] else torch.mm(wide, inverse)
-    return result if result.dtype is a.dtype else result.to(a.dtype)
 
 
 def _can_fuse(x: Tensor) -> bool:

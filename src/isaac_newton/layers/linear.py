@@ -58,7 +58,7 @@ class Linear(nn.Linear):
             raise TypeError(f"damping and la are two names for one thing, got damping={damping!r} and la={la!r}")
         chosen = damping if damping is not None else la if la is not None else 1.0
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
-        self._site = Site("", Settings(damping=chosen, differentiable=True))
+        self._site = Site("", Settings(damping=chosen))
 
     @property
     def damping(self) -> Damping:
