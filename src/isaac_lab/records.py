@@ -76,7 +76,9 @@ def _cpu() -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout, with "+" where files differ from it; outside of one ISAAC_COMMIT, if it is set."""
+    """ISAAC_COMMIT, if it is set (for copies of a checkout); else that of the checkout, with "+" where files differ from it."""
+    if named := os.environ.get("ISAAC_COMMIT"):
+        return named
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -85,7 +87,7 @@ def _commit() -> str | None:
     try:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", "..") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("ISAAC_COMMIT")
+        return None
 
 
 def _null_for_nan(value: Any) -> Any:

@@ -64,7 +64,8 @@ def inverses(xs: Sequence[Float[Tensor, "k ..."]], scales: Sequence[float]) -> l
         if small:
             factor, info = torch.linalg.cholesky_ex(matrices if len(small) == len(xs) else matrices[small])
             if not info.any().item():
-                found = dict(zip(small, torch.cholesky_inverse(factor), strict=True))
+                # Each by itself, or the last one in use would keep all of them alive.
+                found = {number: one.clone() for number, one in zip(small, torch.cholesky_inverse(factor), strict=True)}
     return [(found[n], 0) if n in found else inverse(x, scale) for n, (x, scale) in enumerate(zip(xs, scales, strict=True))]
 
 
