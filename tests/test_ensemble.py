@@ -161,6 +161,7 @@ def test_the_empirical_fisher_takes_no_extra_pass(monkeypatch: pytest.MonkeyPatc
     losses = stacked.losses(nn.functional.cross_entropy, output, y)
     monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: pytest.fail("an extra pass"))
     stacked.backward(losses, output, nn.functional.cross_entropy)
+    assert all(parameter.grad is not None for parameter in stacked.parameters())
 
 
 @pytest.mark.parametrize("rows", [8, 30])

@@ -247,9 +247,14 @@ def test_nobody_elses_random_numbers_are_used(data: Dataset) -> None:
 
 
 def test_without_zeta_no_labels_are_drawn(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise.GivenUniform, "draw", lambda *args: pytest.fail("labels are drawn"))
+    drawn: list[object] = []
+    draw = noise.GivenUniform.draw
+    monkeypatch.setattr(noise.GivenUniform, "draw", lambda *args: drawn.append(args) or draw(*args))
     train([replace(CONFIG, **METHODS[name]) for name in ("gradient", "zeta_star")], data, stacked=True)
     train([replace(CONFIG, **METHODS["empirical"])], data, stacked=False)
+    assert not drawn
+    train([replace(CONFIG, **METHODS["zeta"])], data, stacked=False)
+    assert drawn
 
 
 def test_labels_follow_the_softmax() -> None:

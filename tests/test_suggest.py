@@ -162,8 +162,11 @@ def test_what_it_says_can_be_used() -> None:
     model, x = mlp(), torch.randn(20, 9)
     suggestion = isaac.suggest_damping(model, x)
     handle = isaac.attach(model, suggestion.damping)
-    handle.damping = isaac.Relative(suggestion.relative)
-    model(x).sum().backward()
+    for damping in (suggestion.damping, isaac.Relative(suggestion.relative)):
+        handle.damping = damping
+        model.zero_grad()
+        model(x).sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """ISAAC Newton: condition each layer's weight gradient by the layer's own inputs, with one line and any optimizer."""
 
 from isaac_newton import equations
-from isaac_newton.attach import Handle, attach, detach
+from isaac_newton.attach import attach, detach
 from isaac_newton.autograd import condition
 from isaac_newton.capture import capture
 from isaac_newton.damping import Relative
 from isaac_newton.ensemble import Ensemble
+from isaac_newton.handle import Handle
 from isaac_newton.layers import register
 from isaac_newton.layers.linear import Linear
 from isaac_newton.likelihood import Likelihood

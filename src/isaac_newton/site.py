@@ -14,6 +14,8 @@ from isaac_newton.statistics import Statistics
 
 __all__ = ["Site"]
 
+_NEEDS_ATTACHMENT = "when='step' needs a layer that was attached with isaac_newton.attach"
+
 
 class Site:
     """One conditioned layer as the backward pass sees it: its name, the settings it shares, its own statistics."""
@@ -31,15 +33,15 @@ class Site:
 
     def place(self, weight: Tensor, *, transposed: bool = False, bias: Tensor | None = None) -> Place:
         """Where the gradient of this weight will be found at the step. Only the attached layer knows its parameters."""
-        raise TypeError("when='step' needs a layer that was attached with isaac_newton.attach")
+        raise TypeError(_NEEDS_ATTACHMENT)
 
     def is_empty(self, place: Place) -> bool:
         """Whether the parameter has no gradient yet: nothing was accumulated since the last step."""
-        raise NotImplementedError
+        raise TypeError(_NEEDS_ATTACHMENT)
 
     def leaves(self, place: Place) -> None:
         """Called at the end of a backward pass that gathered for this place."""
-        raise NotImplementedError
+        raise TypeError(_NEEDS_ATTACHMENT)
 
     def gathers(self, place: Place) -> bool:
         """Whether the next step will look at what the backward passes before it gather."""

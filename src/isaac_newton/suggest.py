@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from isaac_newton import equations
-from isaac_newton.attach import Attachment, attach
+from isaac_newton.attach import attach
+from isaac_newton.attachment import Attachment
 from isaac_newton.layers.linear import Linear
 from isaac_newton.site import Site
 

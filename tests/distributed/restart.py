@@ -58,6 +58,8 @@ def main(folder: Path, kill_at: int | None) -> None:
     handle.detach()
     if rank == 0:
         torch.save(model.module.state_dict(), folder / "weights.pt")
+    # Whoever leaves first may take the store away from the others while they still say goodbye.
+    dist.barrier()
     # Where DDP is the last to hold the group, freeing it waits, with the GIL, for a thread of gloo's that may want the GIL.
     del model
     dist.destroy_process_group()

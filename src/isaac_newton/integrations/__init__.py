@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from isaac_newton.attach import Handle, attach
+from isaac_newton.attach import attach
 from isaac_newton.damping import Damping, number
+from isaac_newton.handle import Handle
 from isaac_newton.settings import Settings
 
 __all__ = ["Attaching"]
