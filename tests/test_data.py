@@ -23,8 +23,9 @@ from typer.testing import CliRunner, Result
 
 from isaac_lab import data as package
 from isaac_lab.commands import data as command
-from isaac_lab.data import download, files, idx, places, sets
-from isaac_lab.data.files import File, FileSet
+from isaac_lab.data import catalogue, download, idx, places, sets
+from isaac_lab.data.catalogue import FileSet, idx_set
+from isaac_lab.data.files import idx_file
 from isaac_lab.data.sets import DataError, load
 
 REAL = os.environ.get("ISAAC_DATA")
@@ -48,8 +49,8 @@ CONTENT = {name: {file: content(name, file) for file in SHAPES} for name in ("mn
 
 
 def small_set(name: str) -> FileSet:
-    small = (File(file, SHAPES[file], hashlib.md5(CONTENT[name][file]).hexdigest()) for file in SHAPES)
-    return FileSet(*small, mirrors=("http://127.0.0.1:1/nothing",))
+    one, two, three, four = (idx_file(file, SHAPES[file], hashlib.md5(CONTENT[name][file]).hexdigest()) for file in SHAPES)
+    return idx_set(name, name, (one, two, three, four), mirrors=("http://127.0.0.1:1/nothing",))
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("no_proxy", "*")
     if "real" not in request.fixturenames:
         stand_ins = {name: small_set(name) for name in CONTENT}
-        for module in (files, places, sets, command):
+        for module in (catalogue, places, sets, command):
             monkeypatch.setattr(module, "SETS", stand_ins)
 
 
@@ -476,9 +477,12 @@ def test_the_commands_do_not_wait_for_torch() -> None:
 
 
 def test_the_choices_are_the_sets(real: None) -> None:
-    assert command.Choice.ALL.names == tuple(files.SETS) == ("mnist", "fashion-mnist")
+    assert command.Choice.ALL.names == tuple(catalogue.SETS) == ("mnist", "fashion-mnist", "cifar-10", "cola", "mrpc", "stsb")
+    assert command.Choice.GLUE.names == ("cola", "mrpc", "stsb")
+    assert command.Choice.CIFAR_10.names == ("cifar-10",)
+    assert {choice.value for choice in command.Choice} == {*catalogue.SETS, "glue", "all"}
     assert sets.NAMES == ("mnist", "fashion-mnist", "digits")
-    assert [file.size for file in files.SETS["mnist"].files] == [47_040_016, 60_008, 7_840_016, 10_008]
+    assert [file.size for file in catalogue.SETS["mnist"].files] == [47_040_016, 60_008, 7_840_016, 10_008]
 
 
 @pytest.mark.skipif(not REAL, reason="ISAAC_DATA names no folder with MNIST and Fashion-MNIST")

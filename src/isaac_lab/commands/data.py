@@ -13,11 +13,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from isaac_lab.data import download, places
-from isaac_lab.data.files import SETS, DataError, File, check, contents
+from isaac_lab.data.archives import archived
+from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, FileSet, Parcel
+from isaac_lab.data.files import DataError, check, contents
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="MNIST, Fashion-MNIST and the digits: list, fetch, verify.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The data: MNIST, CIFAR-10, GLUE and others; list, fetch, verify.",
+)
 
 
 class Choice(enum.StrEnum):
@@ -25,18 +30,24 @@ class Choice(enum.StrEnum):
 
     MNIST = "mnist"
     FASHION_MNIST = "fashion-mnist"
+    CIFAR_10 = "cifar-10"
+    COLA = "cola"
+    MRPC = "mrpc"
+    STSB = "stsb"
+    GLUE = "glue"
     ALL = "all"
 
     @property
     def names(self) -> tuple[str, ...]:
         """The sets that are meant."""
-        return tuple(SETS) if self is Choice.ALL else (self.value,)
+        groups = {Choice.GLUE: GLUE, Choice.ALL: tuple(SETS)}
+        return groups.get(self, (self.value,))
 
 
 Folder: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--data", help="Folder with the files, itself or in mnist/ and fashion-mnist/; before ISAAC_DATA and the cache."
+        "--data", help="Folder with the files, in mnist/, cifar-10/, glue/CoLA/ and so on; before ISAAC_DATA and the cache."
     ),
 ]
 
@@ -45,16 +56,17 @@ Folder: TypeAlias = Annotated[
 def list_sets(data: Folder = None) -> None:
     """All data sets: their sizes, and where they are or how to get them."""
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("Data set", "Training", "Test", "Pixels"):
+    for heading in ("Data set", "Training", "Test", "Example"):
         table.add_column(heading, justify="left" if heading == "Data set" else "right", no_wrap=True)
     table.add_column("Where", overflow="fold")
     looked_at = _places(data)
     for name, files in SETS.items():
-        (training, height, width), (test, *_) = files.train_images.shape, files.test_images.shape
-        table.add_row(name, f"{training:,}", f"{test:,}", f"{height} × {width}", _state(name, looked_at))
+        table.add_row(name, *(f"{count:,}" for count in files.examples), files.example, _state(name, looked_at))
     inside = "scikit-learn" if importlib.util.find_spec("sklearn") else r"pip install 'isaac-newton\[lab]'"
     # The numbers stand here because importing them would import torch.
     table.add_row("digits", "1,440", "357", "8 × 8", inside)
+    for name, made in GENERATED.items():
+        table.add_row(name, *(f"{count:,}" for count in made.examples), made.example, "generated, for smoke runs")
     console = Console()
     console.print(table)
     _say(console, "Looked at, in this order:", *(f"  {place.origin}: {place.folder}" for place in looked_at))
@@ -64,12 +76,15 @@ def list_sets(data: Folder = None) -> None:
 def fetch(
     name: Annotated[Choice, typer.Argument(help="Which set.")] = Choice.ALL,
     to: Annotated[
-        Path | None, typer.Option(help="Folder for mnist/ and fashion-mnist/; the cache, unless given.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder for mnist/, cifar-10/, glue/ and so on; the cache, unless given.", show_default=False),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="URL", help="Address of a folder with the .gz files, itself or in mnist/ and fashion-mnist/."
+            "--from",
+            metavar="URL",
+            help="Address of a folder with the published files, itself or in mnist/, cola/ and so on.",
         ),
     ] = None,
 ) -> None:
@@ -82,22 +97,30 @@ def fetch(
     live = console.is_terminal and not console.is_dumb_terminal
     with Progress(*columns, console=console, disable=not live, transient=True) as progress:
         for each in name.names:
-            _check_writable(folder / each)
-            mirrors = SETS[each].mirrors if source is None else (f"{source.rstrip('/')}/{each}", source)
-            for file in SETS[each].files:
-                _say(console, _fetch(file, folder / each, mirrors, progress))
+            files = SETS[each]
+            directory = folder / files.folders[0]
+            _check_writable(directory)
+            own = () if source is None else (f"{source.rstrip('/')}/{each}", source)
+            for parcel in files.parcels:
+                _say(console, f"{each}/{parcel.name}: {_fetch(each, parcel, directory, own, progress)}")
     _say(console, f"Data: {folder}" + ("" if to is None else f"\nUse it with --data {folder} or ISAAC_DATA={folder}"))
 
 
-def _fetch(file: File, directory: Path, mirrors: tuple[str, ...], progress: Progress) -> str:
-    """Get one file, unless it is there; what was done, in a line."""
-    title = f"{directory.name}/{file.name}.gz"
-    if download.is_there(directory, file):
-        return f"{title}: already there"
+def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], progress: Progress) -> str:
+    """Get what one download brings, unless it is there; what was done, in words."""
+    files = SETS[name]
+    title = f"{name}/{parcel.name}"
+    keep = download.right(files, directory, parcel)
+    if len(keep) == len(parcel.files):
+        return "already there"
     task = progress.add_task(title, total=None)
     try:
         address = download.fetch(
-            file, directory, mirrors, tick=lambda done, total: progress.update(task, completed=done, total=total)
+            parcel,
+            directory,
+            download.addresses(files, parcel, own),
+            keep=keep,
+            tick=lambda done, total: progress.update(task, completed=done, total=total),
         )
     except DataError as error:
         progress.stop()
@@ -107,7 +130,7 @@ def _fetch(file: File, directory: Path, mirrors: tuple[str, ...], progress: Prog
         _fail(f"cannot write to {directory}: {error.strerror}", code=2)
     progress.remove_task(task)
     progress.refresh()
-    return f"{title}: fetched from {address}"
+    return f"fetched from {address}"
 
 
 @app.command()
@@ -142,10 +165,12 @@ def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
     table.add_column("File", no_wrap=True)
     table.add_column("Bytes", justify="right", no_wrap=True)
     table.add_column("State", no_wrap=True)
-    problems = []
-    for file in SETS[name].files:
+    problems: list[str] = []
+    files = SETS[name]
+    archive = places.archive(files, directory)
+    for file in files.files:
         found = places.paths(directory, file)
-        if not found:
+        if not found and not archive:
             table.add_row(file.name, "", "[bold red]missing")
             problems.append(f"{directory / file.name} is missing, and so is {file.name}.gz")
         for path in found:
@@ -158,7 +183,26 @@ def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
             except DataError as error:
                 problems.append(str(error))
             table.add_row(path.name, f"{path.stat().st_size:,}", state)
+    if archive:
+        state, found_there = _verify_archive(files, archive)
+        problems += found_there
+        table.add_row(archive.name, f"{archive.stat().st_size:,}", state)
     return table, problems
+
+
+def _verify_archive(files: FileSet, archive: Path) -> tuple[str, list[str]]:
+    """Its state, and a sentence for each file in it that is not as it should be."""
+    try:
+        found = archived(archive, files.files)
+    except DataError as error:
+        return "[bold red]corrupt", [str(error)]
+    problems = []
+    for file in files.files:
+        try:
+            check(found[file.name], file, f"{file.name} in {archive}")
+        except DataError as error:
+            problems.append(str(error))
+    return "[bold red]wrong checksum" if problems else "[green]OK", problems
 
 
 def _places(data: Path | None) -> list[places.Place]:
@@ -179,7 +223,8 @@ def _state(name: str, looked_at: list[places.Place]) -> str:
     for place in looked_at:
         if directory := _find(name, place):
             lacking = places.missing(name, directory)
-            return f"incomplete, {len(lacking)} of 4 missing: isaac-newton data fetch {name}" if lacking else place.origin
+            count = f"{len(lacking)} of {len(SETS[name].files)}"
+            return f"incomplete, {count} missing: isaac-newton data fetch {name}" if lacking else place.origin
     return f"isaac-newton data fetch {name}"
 
 

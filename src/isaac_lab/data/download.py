@@ -1,41 +1,62 @@
-"""A file of a data set from the network: checked in memory, and on disk whole or not at all."""
+"""Files of a data set from the network: checked in memory, and each on disk whole or not at all."""
 
 import contextlib
 import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
-from isaac_lab.data.files import DataError, File, check, contents, unpack
+from isaac_lab.data.archives import opened
+from isaac_lab.data.catalogue import FileSet, Parcel
+from isaac_lab.data.files import DataError, check
 from isaac_lab.data.places import paths
+from isaac_lab.data.reading import stored
 
-__all__ = ["fetch", "is_there"]
+__all__ = ["addresses", "fetch", "right"]
 
 #: Seconds without a byte after which the next mirror is asked.
 PATIENCE = 15.0
 CHUNK = 1 << 16
-#: Bytes that compression may add to what it cannot compress; what is longer yet is another file.
-OVERHEAD = 1024
 
 
-def is_there(directory: Path, file: File) -> bool:
-    """Whether the file that would be read from this directory is the right one."""
-    for path in paths(directory, file)[:1]:
+def right(files: FileSet, directory: Path, parcel: Parcel) -> set[str]:
+    """The names of files of a parcel that would be read from this directory and are the right ones."""
+    alone = [file for file in parcel.files if paths(directory, file)]
+    # One group, because an archive is gone through from its beginning.
+    rest = tuple(file for file in parcel.files if file not in alone)
+    found = set()
+    for group in (*((file,) for file in alone), rest):
         with contextlib.suppress(DataError):
-            check(contents(path, file), file, path)
-            return True
-    return False
+            for file, source, content in stored(replace(files, files=group), directory):
+                check(content, file, source)
+                found.add(file.name)
+    return found
 
 
-def fetch(file: File, directory: Path, mirrors: Iterable[str], *, tick: Callable[[int, int | None], None]) -> str:
-    """Download a file from the first mirror that has it right; returns the address.
+def addresses(files: FileSet, parcel: Parcel, folders: Iterable[str] = ()) -> list[tuple[str, ...]]:
+    """Where all the parts of a parcel are, for each mirror; or for each folder of one's own, which has them side by side."""
+    own = [tuple(f"{folder.rstrip('/')}/{PurePosixPath(part).name}" for part in parcel.parts) for folder in folders]
+    return own or [tuple(f"{mirror.rstrip('/')}/{part}" for part in parcel.parts) for mirror in files.mirrors]
+
+
+def fetch(
+    parcel: Parcel,
+    directory: Path,
+    mirrors: Iterable[tuple[str, ...]],
+    *,
+    keep: Set[str] = frozenset(),
+    tick: Callable[[int, int | None], None],
+) -> str:
+    """Download a parcel from the first mirror that has it right; returns the address.
 
     Args:
-        file: What to get; it is stored compressed.
-        directory: Where to; made if it is not there. A file of the same name is replaced, once the new one is checked.
-        mirrors: Addresses of folders with the compressed files.
+        parcel: What to get.
+        directory: Where to; made if it is not there. A file of the same name is replaced, once all new ones are checked.
+        mirrors: The addresses of all its parts, for each mirror.
+        keep: Names of files that stay as they are.
         tick: Called with the bytes so far and their number in all, if the server tells it.
 
     Raises:
@@ -44,15 +65,24 @@ def fetch(file: File, directory: Path, mirrors: Iterable[str], *, tick: Callable
     """
     failures = []
     for mirror in mirrors:
-        address = f"{mirror.rstrip('/')}/{file.name}.gz"
+        source = " with ".join(mirror)
         try:
-            packed = _download(address, limit=file.size + OVERHEAD, tick=tick)
-            check(unpack(packed, file, address), file, address)
+            parts = [_download(address, limit=parcel.limit, tick=tick) for address in mirror]
+            found = opened(parcel, parts, source)
+            for file in parcel.files:
+                name = source if parcel.form == "gzip" else f"{file.name} in {source}"
+                check(found[file.name], file, name)
         except DataError as error:
             failures.append(str(error))
         else:
-            _write(directory / f"{file.name}.gz", packed)
-            return address
+            if parcel.form == "gzip":
+                _write(directory / parcel.name, parts[0])
+            else:
+                for name in found.keys() - keep:
+                    _write(directory / name, found[name])
+                    # It would be read first, and it is not the right one.
+                    (directory / f"{name}.gz").unlink(missing_ok=True)
+            return source
     raise DataError("; ".join(failures))
 
 

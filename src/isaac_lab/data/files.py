@@ -1,4 +1,4 @@
-"""The files of MNIST and Fashion-MNIST: names, shapes, checksums, and how their bytes are read and checked.
+"""A file of a data set: its name, size and checksum, and how its bytes are read and checked.
 
 Nothing here imports torch, so that the commands that only look at files answer at once.
 """
@@ -8,13 +8,11 @@ import hashlib
 import io
 import math
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO
 
-__all__ = ["SETS", "DataError", "File", "FileSet", "check", "contents", "owner", "unpack"]
+__all__ = ["DataError", "File", "IdxFile", "check", "contents", "idx_file", "md5", "unpack"]
 
 
 class DataError(Exception):
@@ -23,79 +21,29 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class File:
-    """A file of unsigned bytes in the idx format, as it is or compressed with the ending `.gz`.
+    """A file, as it is or compressed with the ending `.gz`.
 
     Attributes:
         name: Without `.gz`.
-        shape: Of the array in it.
+        size: Bytes when decompressed.
         md5: Of the decompressed bytes. They are what counts: compressed again, the same data is another file.
     """
 
     name: str
-    shape: tuple[int, ...]
+    size: int
     md5: str
-
-    @property
-    def size(self) -> int:
-        """Bytes when decompressed: the header and the array."""
-        return 4 + 4 * len(self.shape) + math.prod(self.shape)
 
 
 @dataclass(frozen=True)
-class FileSet:
-    """The four files of a data set, and the addresses of folders that have them."""
+class IdxFile(File):
+    """A file of unsigned bytes in the idx format, with the shape of the array in it."""
 
-    train_images: File
-    train_labels: File
-    test_images: File
-    test_labels: File
-    mirrors: tuple[str, ...]
-
-    @property
-    def files(self) -> tuple[File, ...]:
-        """All four."""
-        return (self.train_images, self.train_labels, self.test_images, self.test_labels)
+    shape: tuple[int, ...]
 
 
-def _like_mnist(
-    train_images: str, train_labels: str, test_images: str, test_labels: str, *, mirrors: tuple[str, ...]
-) -> FileSet:
-    """Both sets have the same names and shapes; checksums in the order of the names."""
-    return FileSet(
-        File("train-images-idx3-ubyte", (60_000, 28, 28), train_images),
-        File("train-labels-idx1-ubyte", (60_000,), train_labels),
-        File("t10k-images-idx3-ubyte", (10_000, 28, 28), test_images),
-        File("t10k-labels-idx1-ubyte", (10_000,), test_labels),
-        mirrors,
-    )
-
-
-#: Taken from the compressed files whose published checksums begin, in this order,
-#: f68b3c2d, d53e105e, 9fb629c4, ec29112d (MNIST) and 8d4fb7e6, 25c81989, bef4ecab, bb300cfd (Fashion-MNIST).
-SETS: Mapping[str, FileSet] = MappingProxyType(
-    {
-        "mnist": _like_mnist(
-            "6bbc9ace898e44ae57da46a324031adb",
-            "a25bea736e30d166cdddb491f175f624",
-            "2646ac647ad5339dbf082846283269ea",
-            "27ae3e4e09519cfbb04c329615203637",
-            mirrors=(
-                "https://ossci-datasets.s3.amazonaws.com/mnist",
-                "https://storage.googleapis.com/cvdf-datasets/mnist",
-            ),
-        ),
-        "fashion-mnist": _like_mnist(
-            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            "9018921c3c673c538a1fc5bad174d6f9",
-            "8181f5470baa50b63fa0f6fddb340f0a",
-            "15d484375f8d13e6eb1aabb0c3f46965",
-            mirrors=(
-                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-                "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
-            ),
-        ),
-    }
-)
+def idx_file(name: str, shape: tuple[int, ...], md5: str) -> IdxFile:
+    """The shape says the size: a header, then the array."""
+    return IdxFile(name, 4 + 4 * len(shape) + math.prod(shape), md5, shape)
 
 
 def contents(path: Path, file: File) -> bytes:
@@ -114,7 +62,7 @@ def unpack(packed: bytes, file: File, source: str) -> bytes:
 
 def check(content: bytes, file: File, source: str | Path) -> None:
     """Refuse bytes that are not those of the file."""
-    found = _md5(content)
+    found = md5(content)
     if found != file.md5:
         length = f"more than {file.size:,}" if len(content) > file.size else f"{len(content):,}"
         raise DataError(
@@ -123,13 +71,8 @@ def check(content: bytes, file: File, source: str | Path) -> None:
         )
 
 
-def owner(content: bytes) -> str | None:
-    """The data set that has a file with these bytes."""
-    found = _md5(content)
-    return next((name for name, files in SETS.items() if found in [file.md5 for file in files.files]), None)
-
-
-def _md5(content: bytes) -> str:
+def md5(content: bytes) -> str:
+    """A name for these bytes; nobody is kept out by it."""
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 

@@ -5,14 +5,15 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from isaac_lab.data.files import SETS, DataError, File, contents, owner
+from isaac_lab.data.catalogue import SETS, FileSet, owner
+from isaac_lab.data.files import DataError, File, contents
 
-__all__ = ["Place", "cache", "find", "missing", "paths", "places", "remedy", "where"]
+__all__ = ["Place", "archive", "cache", "find", "missing", "paths", "places", "remedy", "where"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder that may have data sets in sub-folders of their names, or one set in itself."""
+    """A folder that may have data sets in sub-folders of their own, or one set in itself."""
 
     origin: str
     folder: Path
@@ -39,16 +40,19 @@ def places(folder: Path | None = None) -> list[Place]:
 
 def find(name: str, place: Place) -> Path | None:
     """The directory there that has files of the data set, all or some."""
+    files = SETS[name]
     try:
-        for directory in (place.folder / name, place.folder):
-            found = [(path, file) for file in SETS[name].files for path in paths(directory, file)]
-            # The files of both sets have the same names. Labels tell in no time whose they are.
+        directories = [place.folder / folder for folder in files.folders]
+        for directory in directories:
+            found = [(path, file) for file in files.files for path in paths(directory, file)]
+            # The files of MNIST and Fashion-MNIST have the same names. Labels tell in no time whose they are.
             smallest = min(found, key=lambda pair: pair[1].size, default=None)
             if smallest and (directory != place.folder or not _of_another_set(*smallest, name=name)):
                 return directory
+        # Last, because an archive takes longer to read than what was taken out of it.
+        return next((directory for directory in directories if archive(files, directory)), None)
     except OSError as error:
         raise DataError(f"cannot look into {str(place.folder)!r}: {error.strerror}") from None
-    return None
 
 
 def paths(directory: Path, file: File) -> list[Path]:
@@ -57,8 +61,16 @@ def paths(directory: Path, file: File) -> list[Path]:
     return [path for path in (directory / f"{file.name}.gz", directory / file.name) if path.is_file()]
 
 
+def archive(files: FileSet, directory: Path) -> Path | None:
+    """The archive in this directory that stands for files which are not there themselves."""
+    path = directory / files.archive if files.archive else None
+    return path if path and path.is_file() else None
+
+
 def missing(name: str, directory: Path) -> list[str]:
     """The names of files of the set that the directory lacks."""
+    if archive(SETS[name], directory):
+        return []
     return [file.name for file in SETS[name].files if not paths(directory, file)]
 
 
@@ -76,11 +88,14 @@ def where(name: str, folder: Path | None = None) -> tuple[Place, Path]:
                     f"{name} in {directory} is incomplete: no {', no '.join(lacking)}, nor as .gz. {remedy(name, place)}"
                 )
             return place, directory
-    names = ", ".join(file.name for file in SETS[name].files)
+    files = SETS[name]
+    names = ", ".join(file.name for file in files.files)
+    folders = " or ".join(f"{folder}/" for folder in files.folders if folder != ".")
     raise DataError(
         f"{name} is not in {', nor in '.join(f'{place.origin} ({place.folder})' for place in looked_at)}. "
         f"`isaac-newton data fetch {name}` downloads it; or let --data or ISAAC_DATA name a folder that has, "
-        f"itself or in {name}/, the files {names} (as they are or as .gz)"
+        f"{'itself or in' if '.' in files.folders else 'in'} {folders}, the files {names} (as they are or as .gz)"
+        f"{f' or {files.archive}' if files.archive else ''}"
     )
 
 

@@ -1,7 +1,5 @@
-"""Every data set behind one `load`: MNIST and Fashion-MNIST from files, the digits that come with scikit-learn."""
+"""Grey images as rows of numbers, behind one `load`: MNIST and Fashion-MNIST from files, the digits of scikit-learn."""
 
-import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +8,14 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from isaac_lab.data import idx, places
-from isaac_lab.data.files import SETS, DataError, File, check, contents
+from isaac_lab.data.catalogue import IDX, SETS
+from isaac_lab.data.files import DataError, File, IdxFile, check, md5
+from isaac_lab.data.reading import stored
 
 __all__ = ["NAMES", "DataError", "Dataset", "load"]
 
 DIGITS = "digits"
-NAMES = (*SETS, DIGITS)
+NAMES = (*IDX, DIGITS)
 CLASSES = 10
 BRIGHTEST = 255
 
@@ -51,11 +51,11 @@ def load(name: str, folder: Path | None = None) -> Dataset:
     """
     if name == DIGITS:
         return _digits()
-    if name not in SETS:
+    if name not in IDX:
         raise DataError(f"there is no data set {name!r}; there are {', '.join(NAMES)}")
     place, directory = places.where(name, folder)
     try:
-        train_images, train_labels, test_images, test_labels = (_read(directory, file) for file in SETS[name].files)
+        train_images, train_labels, test_images, test_labels = (_decode(*each) for each in stored(SETS[name], directory))
     except DataError as error:
         raise DataError(f"{error}. {places.remedy(name, place)}") from None
     return Dataset(
@@ -65,20 +65,17 @@ def load(name: str, folder: Path | None = None) -> Dataset:
         test_images=_images(test_images),
         test_labels=test_labels.long(),
         classes=CLASSES,
-        # The bytes of each file have just been found to have these.
-        checksum=_checksum(file.md5.encode() for file in SETS[name].files),
+        checksum=SETS[name].checksum,
     )
 
 
-def _read(directory: Path, file: File) -> UInt8[Tensor, "..."]:
-    path = places.paths(directory, file)[0]
-    content = contents(path, file)
+def _decode(file: File, source: str, content: bytes) -> UInt8[Tensor, "..."]:
     # Decoded before the checksum is compared, because "wrong length" says more than two numbers of 32 digits.
-    values = idx.decode(content, path)
-    if tuple(values.shape) != file.shape:
+    values = idx.decode(content, source)
+    if isinstance(file, IdxFile) and tuple(values.shape) != file.shape:
         found, expected = (" × ".join(map(str, shape)) for shape in (values.shape, file.shape))
-        raise DataError(f"{path} holds {found} values, expected {expected}")
-    check(content, file, path)
+        raise DataError(f"{source} holds {found} values, expected {expected}")
+    check(content, file, source)
     return values
 
 
@@ -95,9 +92,5 @@ def _digits() -> Dataset:
         raise DataError("the digits come with scikit-learn, which is not installed: pip install 'isaac-newton[lab]'") from None
     data = digits.load()
     tensors = (data.train_images, data.train_labels, data.test_images, data.test_labels)
-    checksum = _checksum(tensor.numpy().tobytes() for tensor in tensors)
+    checksum = md5(b"".join(tensor.numpy().tobytes() for tensor in tensors))
     return Dataset(DIGITS, *tensors, classes=digits.CLASSES, checksum=checksum)
-
-
-def _checksum(parts: Iterable[bytes]) -> str:
-    return hashlib.md5(b"".join(parts), usedforsecurity=False).hexdigest()
