@@ -14,7 +14,7 @@ from typing import Any
 
 import isaac_newton
 
-__all__ = ["installed", "origin", "read", "write"]
+__all__ = ["installed", "origin", "plain", "read", "write"]
 
 
 def origin(*, threads: int, packages: Iterable[str] = ("torch",), device: str = "cpu") -> dict[str, Any]:
@@ -45,7 +45,7 @@ def origin(*, threads: int, packages: Iterable[str] = ("torch",), device: str = 
 
 def write(path: Path, record: dict[str, Any]) -> None:
     """Write a record as JSON."""
-    path.write_text(json.dumps(_null_for_nan(record), indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(plain(record), indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read(directory: Path) -> dict[str, dict[str, Any]]:
@@ -90,10 +90,10 @@ def _commit() -> str | None:
         return None
 
 
-def _null_for_nan(value: Any) -> Any:
-    """JSON has no word for NaN and infinity, which a diverged run ends with."""
+def plain(value: Any) -> Any:
+    """With None for NaN and infinity, which a diverged run ends with and JSON has no words for."""
     if isinstance(value, dict):
-        return {key: _null_for_nan(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_null_for_nan(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
