@@ -14,16 +14,17 @@ from typer.testing import CliRunner, Result
 
 import fabricate
 from isaac_lab.bench.steps import gradient
+from isaac_lab.commands import reproduce as command
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.config import Config, ConfigError
 from isaac_lab.experiments import EXPERIMENTS, clock, fig5, recipe
 from isaac_lab.experiments.folder import Folder, view
 from isaac_lab.experiments.grids import losses
-from isaac_lab.experiments.recipe import DECADES, RATES, SCALES, Panel
+from isaac_lab.experiments.recipe import DECADES, RATES, SCALES, Experiment, Panel
 from isaac_lab.models import AUTOENCODER
 from isaac_lab.report import grids, lines
 
-IDS = ["fig1", "fig2", "fig3", "fig4", "fig5", "tab2", "figA1", "figA2", "figA3"]
+IDS = ["fig1", "fig2", "fig3", "fig4", "fig5", "tab1", "fig6", "tab2", "figA1", "figA2", "figA3"]
 PNG = b"\x89PNG"
 
 app = typer.Typer()
@@ -463,3 +464,20 @@ def test_corrupt_records_are_named_and_left_alone(tmp_path: Path, damage: str) -
 
 def test_the_styles_name_every_curve() -> None:
     assert set(fig5.STYLES) == {group.name for group in panel("fig5", "a").groups}
+
+
+def test_all_goes_on_where_one_experiment_lacks_its_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    performed = []
+
+    def perform(experiment: Experiment, *rest: object, **more: object) -> None:
+        if experiment.id == "tab1":
+            raise typer.BadParameter("there is no encoder", param_hint="'--model'")
+        performed.append(experiment.id)
+
+    monkeypatch.setattr(command, "_perform", perform)
+    result = invoke("all", "--out", tmp_path)
+    assert performed == [identity for identity in IDS if identity != "tab1"]
+    assert result.exit_code == 2
+    assert "there is no encoder" in result.output
+    assert "Left out: tab1" in result.output
+    assert "there is no encoder" in invoke("tab1", "--out", tmp_path).output

@@ -7,13 +7,12 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal, TypeAlias
 
-from isaac_lab.evidence import Evidence, Finding, Verdict
+from isaac_lab.evidence import Check, Evidence, Finding, Verdict
 from isaac_lab.experiments.fig5 import SELECTIONS
 from isaac_lab.experiments.grids import accuracies, losses
 from isaac_lab.experiments.recipe import RATES, Outcome
 from isaac_lab.store import Record
 
-Check: TypeAlias = Callable[[Evidence], Finding]
 #: Whether a panel passes, and the figures that say so.
 Test: TypeAlias = Callable[[Outcome], tuple[bool, str]]
 

@@ -1,5 +1,6 @@
 """What one training run is: every choice that its numbers depend on, in one frozen object that is also a TOML file."""
 
+import functools
 import hashlib
 import json
 import math
@@ -144,10 +145,15 @@ class Config:
 
 def _type(name: str) -> type:
     """The type of a field, told by its default."""
-    known = {field.name: type(field.default) for field in fields(Config)}
+    known = _types()
     if name not in known:
         raise ConfigError(f"there is no field {name!r}; there are {', '.join(known)}")
     return known[name]
+
+
+@functools.cache
+def _types() -> Mapping[str, type]:
+    return {field.name: type(field.default) for field in fields(Config)}
 
 
 def _of_type(name: str, kind: type, value: Any) -> Any:

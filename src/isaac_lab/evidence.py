@@ -1,10 +1,11 @@
-"""The records that claims are checked on, at the largest scale there is, and what a check can say of them."""
+"""What a claim is, the records that it is checked on, at the largest scale there is, and what a check can say of them."""
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from isaac_lab.bench.published import DAMPING
 from isaac_lab.experiments import EXPERIMENTS, folder
@@ -12,7 +13,7 @@ from isaac_lab.experiments.recipe import SCALES, Outcome
 from isaac_lab.records import read
 from isaac_lab.store import StoreError
 
-__all__ = ["Evidence", "Finding", "Verdict"]
+__all__ = ["Check", "Claim", "Evidence", "Finding", "Verdict"]
 
 
 class Verdict(enum.StrEnum):
@@ -30,6 +31,25 @@ class Finding:
     verdict: Verdict
     figures: str
     scale: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper.
+
+    Args:
+        number: Section or figure, and a number of ours.
+        text: Verbatim, in plain text; "…" where a part that is another claim is left out.
+        about: The experiment that it is about.
+        test: What is checked, with the threshold and the reason for it.
+        check: The check.
+    """
+
+    number: str
+    text: str
+    about: str
+    test: str
+    check: "Check"
 
 
 class Evidence:
@@ -64,6 +84,16 @@ class Evidence:
                 return found
         return None
 
+    def summaries(self, experiment: str, *needed: str) -> dict[str, dict[str, Any]]:
+        """By scale, the largest first, the summary.json of an experiment that is made of trials; smoke does not count."""
+        paths = {scale: self.records / experiment / scale / "summary.json" for scale in ("paper", "quick")}
+        found = {scale: folder.read_json(path) for scale, path in paths.items() if path.exists()}
+        for scale, summary in found.items():
+            if summary.get("kind") != experiment or not set(needed) <= summary.keys():
+                name = EXPERIMENTS[experiment].name
+                raise StoreError(f"{paths[scale]} is not a summary of {name}; isaac-newton reproduce {experiment} writes one")
+        return found
+
     def seconds(self, experiment: str, panel: str, group: str) -> float | None:
         """The time of a step of a group on one CPU thread, from where the panel's outcome comes from."""
         found = self.outcome(experiment, panel)
@@ -94,3 +124,6 @@ class Evidence:
         if own is None or plain is None or "peak_bytes" not in own or "peak_bytes" not in plain:
             return None
         return float(own["peak_bytes"] / plain["peak_bytes"] - 1)
+
+
+Check: TypeAlias = Callable[[Evidence], Finding]

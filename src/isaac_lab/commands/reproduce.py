@@ -50,12 +50,14 @@ class DeviceChoice(enum.StrEnum):
 
 
 def reproduce(
-    id: Annotated[str, typer.Argument(metavar="ID", help="A figure or table: fig1 … figA3, tab2; or all; or list.")],
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="A figure or table: fig1 … fig6, figA1 … figA3, tab1, tab2; or all; or list.")
+    ],
     scale: Annotated[
         ScaleChoice,
         typer.Option(help="smoke: digits, under a minute. quick: the paper's networks, few epochs. paper: as printed."),
     ] = ScaleChoice.SMOKE,
-    data: Annotated[Path | None, typer.Option(help="Folder with MNIST and Fashion-MNIST.", show_default=False)] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.", show_default=False)] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -72,7 +74,8 @@ def reproduce(
     seeds: Annotated[int, typer.Option(min=0, help="Runs of each cell; 0: what the experiment needs.")] = 0,
     setting: Annotated[list[str] | None, typer.Option("--set", help="field=value for every run, such as epochs=2.")] = None,
     bench: Annotated[Path, typer.Option(help="Records of isaac-newton bench, for tab2.")] = Path("results/bench"),
-    workers: Annotated[int, typer.Option(min=1, help="Of the executor processes.")] = 2,
+    model: Annotated[str, typer.Option(help="Folder or hub name of a pre-trained encoder, for tab1.")] = "",
+    workers: Annotated[int, typer.Option(min=1, help="Processes, of the executor processes, tab1 and fig6.")] = 2,
     tensor_cores: Annotated[bool, typer.Option(help="Let a GPU multiply in TF32.")] = False,
     copies: Annotated[int, typer.Option(min=1, help="The most networks of an ensemble.")] = 256,
     checkpoint_every: Annotated[
@@ -105,6 +108,7 @@ def reproduce(
         seeds=seeds,
         settings=tuple(setting or ()),
         bench=bench,
+        model=model,
         workers=workers,
         tensor_cores=tensor_cores,
         copies=copies,
@@ -112,8 +116,19 @@ def reproduce(
     )
     if not draw_only:
         check_writable(out)
+    left_out = []
     for experiment in chosen:
-        _perform(experiment, request, console, draw_only=draw_only)
+        try:
+            _perform(experiment, request, console, draw_only=draw_only)
+        except typer.BadParameter as error:
+            if id != "all":
+                raise
+            # What one of them lacks, an encoder or a data set, is no reason to lose the others.
+            console.print(f"{experiment.id} is left out: {error.format_message()}\n", markup=False, highlight=False)
+            left_out.append(experiment.id)
+    if left_out:
+        console.print(f"Left out: {', '.join(left_out)}; the reasons are above.", markup=False, highlight=False)
+        raise typer.Exit(2)
 
 
 def check_writable(directory: Path, *, option: str = "--out") -> None:
@@ -132,6 +147,7 @@ def _perform(experiment: "Experiment", request: "Request", console: Console, *, 
     from isaac_lab.executors import ExecutorError
     from isaac_lab.experiments import runner
     from isaac_lab.store import StoreError
+    from isaac_lab.trials.workloads.glue import EncoderError
 
     started = time.perf_counter()
     request = replace(request, command=_command(experiment, request))
@@ -142,6 +158,8 @@ def _perform(experiment: "Experiment", request: "Request", console: Console, *, 
             view = _with_bars(experiment, request, console)
     except ConfigError as error:
         raise typer.BadParameter(str(error), param_hint="'--set'") from None
+    except EncoderError as error:
+        raise typer.BadParameter(str(error), param_hint="'--model'") from None
     except DataError as error:
         raise typer.BadParameter(str(error), param_hint="'--data'") from None
     except ExecutorError as error:
@@ -161,6 +179,7 @@ def _command(experiment: "Experiment", request: "Request") -> str:
     words += ["--executor", request.executor] if request.executor else []
     words += ["--panels", ",".join(request.panels)] if request.panels else []
     words += ["--seeds", str(request.seeds)] if request.seeds else []
+    words += ["--model", Path(request.model).name] if request.model else []
     words += ["--tensor-cores"] if request.tensor_cores else []
     return shlex.join(words + [word for setting in request.settings for word in ("--set", setting)])
 
@@ -197,13 +216,26 @@ def _report(view: "View", console: Console, *, seconds: float) -> None:
         console.print(_table(view))
         for line in _times(view):
             console.print(line, markup=False, highlight=False)
-    records = sorted({str(view.directory.parent.parent / home / view.scale.name / "records") for home in view.about})
+    headings, rows = view.experiment.table(view)
+    if rows:
+        console.print(_plain_table(headings, rows))
+    homes = view.about or [view.experiment.id]
+    records = sorted({str(view.directory.parent.parent / home / view.scale.name / "records") for home in homes})
     places = {"Figure": f"{view.directory / 'figure.png'}, .svg", "Numbers": view.directory / "numbers.csv"}
     for name, place in places.items():
         console.print(f"{name}: {place}", markup=False, highlight=False, soft_wrap=True)
     for place in records:
         console.print(f"Records: {place}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Done in {seconds:.0f} s.\n", markup=False, highlight=False)
+
+
+def _plain_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _times(view: "View") -> list[str]:

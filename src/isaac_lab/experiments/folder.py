@@ -7,17 +7,18 @@ OUT/<ID>/<scale>/figure.png, figure.svg, numbers.csv
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.experiments import clock, recipe
 from isaac_lab.experiments.recipe import Experiment, Outcome, Panel, Scale
+from isaac_lab.progress import Update
 from isaac_lab.records import write
 from isaac_lab.store import Store, StoreError
 
-__all__ = ["Folder", "View", "panels", "view"]
+__all__ = ["Folder", "Means", "View", "panels", "view"]
 
 FORMAT = "isaac-newton reproduction"
 VERSION = 1
@@ -58,6 +59,29 @@ class Folder:
 
 
 @dataclass(frozen=True)
+class Means:
+    """What an experiment that runs trials of its own takes from the command line.
+
+    Args:
+        data: Folder with data sets; None for the usual places.
+        model: Folder or hub name of a pre-trained encoder; empty for the one that the scale says.
+        seeds: Runs of each cell; 0 leaves it to the experiment.
+        workers: Processes that train.
+        command: How this was called, for the record.
+        say: Called with what is being done now.
+        progress: Called when one of the runs has ended.
+    """
+
+    data: Path | None = None
+    model: str = ""
+    seeds: int = 0
+    workers: int = 1
+    command: str = ""
+    say: Callable[[str], object] = lambda what: None
+    progress: Callable[[Update], None] = lambda update: None
+
+
+@dataclass(frozen=True)
 class View:
     """All that a figure or a claim is made from.
 
@@ -70,6 +94,7 @@ class View:
         about: By experiment whose records are used, its run.json.
         bench: Directory with records of benchmarks.
         device: "cpu" or "cuda": where a measurement that is made now runs.
+        means: With what else it is made.
     """
 
     experiment: Experiment
@@ -80,6 +105,7 @@ class View:
     about: Mapping[str, Mapping[str, Any]]
     bench: Path = Path("results/bench")
     device: str = "cpu"
+    means: "Means" = field(default_factory=lambda: Means())
 
     def outcome(self, panel: str) -> Outcome | None:
         """Of this panel, if it has been run."""

@@ -188,7 +188,8 @@ class Experiment:
         panels: The parts of it that are trained.
         draw: Writes figure.png, figure.svg and numbers.csv from the records.
         executor: What runs it unless the command line says otherwise.
-        measure: What has to be measured besides training: a step's time, for Table 2.
+        measure: What has to be measured besides training: a step's time, for Table 2; trials, for Table 1 and Figure 6.
+        table: Headings and rows for the terminal, where there are no panels to make them from.
     """
 
     id: str
@@ -198,6 +199,7 @@ class Experiment:
     draw: Callable[["View"], None]
     executor: Literal["ensemble", "local"] = "ensemble"
     measure: Callable[["View"], None] = lambda view: None
+    table: Callable[["View"], tuple[Sequence[str], Sequence[Sequence[str]]]] = lambda view: ((), ())
 
 
 def classifier(scale: Scale, width: int, **fields: object) -> Config:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from isaac_lab import executors
-from isaac_lab.config import Config
+from isaac_lab.config import Config, ConfigError
 from isaac_lab.data.sets import load
 from isaac_lab.experiments import clock, recipe
-from isaac_lab.experiments.folder import Folder, View, view
+from isaac_lab.experiments.folder import Folder, Means, View, view
 from isaac_lab.experiments.recipe import SCALES, Experiment, Panel, Scale
 from isaac_lab.progress import Update
 from isaac_lab.records import origin, write
@@ -44,6 +44,7 @@ class Request:
         seeds: Runs of each cell; 0 leaves it to the experiment.
         settings: "field=value" for every run.
         bench: Directory with records of benchmarks, for Table 2.
+        model: Folder or hub name of a pre-trained encoder, for Table 1.
         workers: Of the executor `processes`.
         tensor_cores: Let a GPU multiply in TF32.
         copies: The most networks of an ensemble.
@@ -63,6 +64,7 @@ class Request:
     seeds: int = 0
     settings: tuple[str, ...] = ()
     bench: Path = Path("results/bench")
+    model: str = ""
     workers: int = 2
     tensor_cores: bool = False
     copies: int = 256
@@ -80,6 +82,8 @@ def chosen(experiment: Experiment, request: Request) -> tuple[Panel, ...]:
     if unknown:
         known = ", ".join(panel.name for panel in all_panels) or "none"
         raise UnknownPanelError(f"{experiment.id} has no panel {', '.join(map(repr, unknown))}; it has {known}")
+    if request.settings and not all_panels:
+        raise ConfigError(f"{experiment.id} takes no settings; it has no runs of this kind")
     wanted = [panel for panel in all_panels if not request.panels or panel.name in request.panels]
     return recipe.selected(wanted, request.settings)
 
@@ -95,7 +99,10 @@ def run(experiment: Experiment, request: Request) -> View:
         load(name, request.data)
     for panel in panels:
         _run_panel(panel, scale, experiment, request)
-    (request.out / experiment.id / scale.name).mkdir(parents=True, exist_ok=True)
+    directory = request.out / experiment.id / scale.name
+    if not panels and not request.resume and (count := len(list((directory / "records").glob("*.json")))):
+        raise _in_the_way(directory, count)
+    directory.mkdir(parents=True, exist_ok=True)
     experiment.measure(_view(experiment, request))
     return draw(experiment, request)
 
@@ -115,7 +122,16 @@ def draw(experiment: Experiment, request: Request) -> View:
 
 
 def _view(experiment: Experiment, request: Request) -> View:
-    return view(experiment, request.out, SCALES[request.scale], bench=request.bench, device=request.device)
+    means = Means(
+        data=request.data,
+        model=request.model,
+        seeds=request.seeds,
+        workers=request.workers,
+        command=request.command,
+        say=request.say,
+        progress=request.progress,
+    )
+    return view(experiment, request.out, SCALES[request.scale], bench=request.bench, device=request.device, means=means)
 
 
 def _scale(request: Request) -> Scale:
@@ -126,10 +142,14 @@ def _check(folder: Folder, request: Request) -> None:
     """Records that were made with other settings are not mixed with these; with --no-resume there may be none."""
     about = folder.about
     if not request.resume and (count := len(folder.store.records())):
-        raise StoreError(f"{folder.directory} has {count} records already; use --resume, or name another --out")
+        raise _in_the_way(folder.directory, count)
     if about["panels"] and about["settings"] != list(request.settings):
         made = f"with --set {' --set '.join(about['settings'])}" if about["settings"] else "without --set"
         raise StoreError(f"{folder.directory} was made {made}; name another --out")
+
+
+def _in_the_way(directory: Path, count: int) -> StoreError:
+    return StoreError(f"{directory} has {count} records already; use --resume, or name another --out")
 
 
 def _run_panel(panel: Panel, scale: Scale, experiment: Experiment, request: Request) -> None:

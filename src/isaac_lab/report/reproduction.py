@@ -9,7 +9,7 @@ from typing import Any
 from isaac_lab.claims import Claim
 from isaac_lab.evidence import Evidence, Finding, Verdict
 from isaac_lab.experiments import EXPERIMENTS
-from isaac_lab.experiments.folder import View
+from isaac_lab.experiments.folder import View, read_json
 from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.experiments.words import data_of, setting
 from isaac_lab.store import StoreError
@@ -98,12 +98,23 @@ def _figure(view: View, pictures: Path) -> str:
             raise StoreError(f"cannot copy {view.directory / 'figure.png'}: {error.strerror}") from None
         text += f"![{view.experiment.name}, scale {view.scale.name}]({pictures.name}/{name})\n\n"
     if not view.outcomes:
-        return f"{text}From the records of the [benchmarks](benchmarks.md), which name their commands.\n"
+        return text + _trials(view)
     text += f"{_escape(setting(view))}.\n\n"
     calls = [(outcome.panel, view.about[outcome.panel.home]["panels"].get(outcome.panel.name)) for outcome in view.outcomes]
     rows = [_call(view, panel.name, about) for panel, about in calls if about]
     headings = ["Panel", "Data", "Runs", "Trained in", "On", "Command"]
     return text + (_table(headings, rows) if rows else "")
+
+
+def _trials(view: View) -> str:
+    """Of an experiment without panels: the table of its trials, or where else its numbers come from."""
+    headings, rows = view.experiment.table(view)
+    if not rows:
+        return "From the records of the [benchmarks](benchmarks.md), which name their commands.\n"
+    about = read_json(view.directory / "summary.json")
+    on = about["machine"].get("gpu") or about["machine"].get("cpu") or "?"
+    table = _table(headings, [[_escape(cell) for cell in row] for row in rows])
+    return f"{table}\n{on}, scale “{view.scale.name}”: `{about['command']}`\n"
 
 
 def _call(view: View, panel: str, about: dict[str, Any]) -> list[str]:

@@ -1,0 +1,165 @@
+"""The paper's sentences on BERT (section E4), as checks on the summary of `isaac-newton reproduce tab1`.
+
+Scores are those on dev, means over seeds. A difference counts only if it exceeds the combined standard error
+√(s₁²/n₁ + s₂²/n₂): the paper's own differences, from its table, are 1.2 to 7.1 times that. The encoder is whatever the records
+are of, and every verdict names it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from isaac_lab.checks import unknown
+from isaac_lab.evidence import Check, Claim, Evidence, Finding, Verdict
+from isaac_lab.experiments.tab1 import METHODS, TASKS, Task
+
+__all__ = ["BERT"]
+
+PLAIN = "gradient"
+COLA, MRPC, STSB, STSB_WITH_ADAM = TASKS
+
+
+def _cells(summary: Mapping[str, Any], method: str, task: Task) -> list[dict[str, Any]]:
+    """One for each score of the task; none unless each is there."""
+    rows = [row["cells"] for row in summary["rows"] if row.get("method") == method]
+    cells = [rows[0][summary["columns"].index(column)] for column in task.columns] if rows else []
+    return [] if any(cell is None for cell in cells) else cells
+
+
+def _ahead(ours: Mapping[str, Any], plain: Mapping[str, Any]) -> tuple[float, float]:
+    """The difference of the means, and its standard error; runs that diverged count as a score of 0."""
+    (mean, variance), (other, other_variance) = _moments(ours), _moments(plain)
+    return mean - other, math.sqrt(variance + other_variance)
+
+
+def _moments(cell: Mapping[str, Any]) -> tuple[float, float]:
+    """Mean, and variance of the mean."""
+    values = [*cell["values"], *[0.0] * cell["diverged"]]
+    mean = math.fsum(values) / len(values)
+    return mean, math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
+
+
+def _enough(cells: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(cells) and all(cell["n"] + cell["diverged"] >= 2 for cell in cells)
+
+
+def outperforms(task: Task, method: str) -> Check:
+    """A method is ahead of ∇ in all scores of a task."""
+
+    def check(evidence: Evidence) -> Finding:
+        for scale, summary in evidence.summaries("tab1", "rows", "columns", "tried", "model").items():
+            ours, plain = (_cells(summary, name, task) for name in (method, PLAIN))
+            if not _enough(ours) or not _enough(plain):
+                continue
+            differences = [_ahead(own, other) for own, other in zip(ours, plain, strict=True)]
+            parts = [
+                f"{column}: {_shown(METHODS[method].label, own)}, {_shown('∇', other)}, difference {100 * value:+.2f} "
+                f"(standard error {100 * error:.2f})"
+                for column, own, other, (value, error) in zip(task.columns, ours, plain, differences, strict=True)
+            ]
+            holds = all(value > error for value, error in differences)
+            return _finding(holds, summary, parts, scale)
+        return unknown(f"missing: {task.title} of tab1, two seeds of ∇ and of {METHODS[method].label} at least")
+
+    return check
+
+
+def adam_works(evidence: Evidence) -> Finding:
+    """With Adam, ζ* trains CoLA and MRPC: no run diverged, and no score is behind that of ∇."""
+    for scale, summary in evidence.summaries("tab1", "rows", "columns", "tried", "model").items():
+        pairs = [(task, _cells(summary, "expand", task), _cells(summary, PLAIN, task)) for task in (COLA, MRPC)]
+        if not all(_enough(ours) and _enough(plain) for _, ours, plain in pairs):
+            continue
+        parts, holds = [], True
+        for task, ours, plain in pairs:
+            for column, own, other in zip(task.columns, ours, plain, strict=True):
+                value, error = _ahead(own, other)
+                holds &= not own["diverged"] and value >= -error
+                parts.append(f"{column}: {_shown('ζ*', own)}, {_shown('∇', other)}")
+        return _finding(holds, summary, parts, scale)
+    return unknown("missing: CoLA and MRPC of tab1, two seeds of ∇ and of ζ* at least")
+
+
+def adam_fails_on_similarity(evidence: Evidence) -> Finding:
+    """On STS-B the best setting of ζ* with Adam is behind the best with SGD and momentum."""
+    for scale, summary in evidence.summaries("tab1", "rows", "columns", "tried", "model").items():
+        adam, momentum = (_best(summary, task) for task in (STSB_WITH_ADAM, STSB))
+        if adam is None or momentum is None:
+            continue
+        parts = [
+            f"best mean of Pearson and Spearman over the grid at the tuning seed: Adam {100 * adam:.2f}, SGD with momentum "
+            f"{100 * momentum:.2f}"
+        ]
+        return _finding(adam < momentum, summary, parts, scale)
+    return unknown("missing: the grids of ζ* on STS-B of tab1, with Adam and with SGD and momentum")
+
+
+def _best(summary: Mapping[str, Any], task: Task) -> float | None:
+    """What the best setting of ζ* reached; minus infinity where all diverged, None where none was tried."""
+    for tried in summary["tried"]:
+        if (tried["task"], tried["optimizer"], tried["method"]) == (task.title, task.optimizer, "expand") and tried["settings"]:
+            return max((own["score"] for own in tried["settings"] if own["score"] is not None), default=-math.inf)
+    return None
+
+
+def _finding(holds: bool, summary: Mapping[str, Any], parts: Sequence[str], scale: str) -> Finding:
+    return Finding(Verdict.HOLDS if holds else Verdict.FAILS, f"{summary['model']}: {'; '.join(parts)}", scale)
+
+
+def _shown(label: str, cell: Mapping[str, Any]) -> str:
+    lost = f", {cell['diverged']} diverged" if cell["diverged"] else ""
+    if cell["mean"] is None:
+        return f"{label} all {cell['diverged']} diverged"
+    spread = f" ± {100 * cell['std']:.2f}" if cell["std"] is not None else ""
+    return f"{label} {100 * cell['mean']:.2f}{spread} (n {cell['n']}{lost})"
+
+
+_RULE = "Mean over seeds on dev, in percent, each method at the best setting of a grid of equal size. "
+_COUNTS = "by more than the combined standard error, which the paper's own differences exceed. "
+_OTHER = "The paper's models are BERT-Base and BERT-Mini; the verdict is of the encoder that it names. "
+_TOKENS, _REDUCE = "Each token is a row (expand).", "The mean of a sentence's tokens is a row (reduce)."
+_COLA = (
+    "For the “Corpus of Linguistic Acceptability” (CoLA) data set, we fine-tune both the BERT-Base and the BERT-Mini models "
+    "and find that we outperform the gradient descent baseline in both cases."
+)
+_MRPC = (
+    "For the “Microsoft Research Paraphrase Corpus” (MRPC) data set, we fine-tune the BERT-Base model and find that we "
+    "outperform the baseline both in terms of accuracy and F1-score."
+)
+_STSB = (
+    "Finally, on the “Semantic Textual Similarity Benchmark” (STS-B) data set, we fine-tune the BERT-Mini model and achieve "
+    "higher Pearson and Spearman correlations than the baseline."
+)
+
+
+def _pair(number: str, text: str, task: Task, scores: str) -> tuple[Claim, Claim]:
+    """The sentence checked for both meanings of a row."""
+    test = f"{_RULE}ζ* is ahead of ∇ in {scores} {_COUNTS}{_OTHER}"
+    return (
+        Claim(number, text, "tab1", test + _TOKENS, outperforms(task, "expand")),
+        Claim(f"{number}r", text, "tab1", test + _REDUCE, outperforms(task, "reduce")),
+    )
+
+
+BERT: tuple[Claim, ...] = (
+    *_pair("E4.1", _COLA, COLA, "Matthews correlation,"),
+    *_pair("E4.2", _MRPC, MRPC, "accuracy and in F1,"),
+    *_pair("E4.3", _STSB, STSB, "both correlations,"),
+    Claim(
+        "E4.4",
+        "While for training with CoLA and MRPC, we were able to use the Adam optimizer (which is recommended for this task and "
+        "model) in conjunction with ζ* in place of the gradient, …",
+        "tab1",
+        f"{_RULE}No run of ζ* diverged, and in Matthews correlation, accuracy and F1 it is not behind ∇ by more than the "
+        f"combined standard error. {_OTHER}{_TOKENS}",
+        adam_works,
+    ),
+    Claim(
+        "E4.4b",
+        "for STS-B Adam did not work well.",
+        "tab1",
+        "ζ* with Adam, full runs at the tuning seed, grids of equal size: the best mean of both correlations on dev is below "
+        f"the best with SGD and momentum. {_OTHER}{_TOKENS}",
+        adam_fails_on_similarity,
+    ),
+)

@@ -1,0 +1,173 @@
+"""The paper's sentences on ResNet-18 (section E4), as checks on the summary of `isaac-newton reproduce fig6`.
+
+Accuracies are final test accuracies, means over seeds, of ζ* in the last layer (the paper's method) and of ∇. A difference
+counts only if it exceeds the combined standard error √(s₁²/n₁ + s₂²/n₂).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from isaac_lab.checks import decide, unknown
+from isaac_lab.evidence import Check, Claim, Evidence, Finding, Verdict
+from isaac_lab.experiments.fig6 import METHODS, MODES, SETTINGS
+
+__all__ = ["RESNET", "Difference"]
+
+PLAIN, OURS = "none", "last"
+#: "Rather small": less than half a percentage point, fifty of CIFAR-10's 10,000 test images.
+SMALL = 0.005
+#: "Within 1 %".
+CLOSE = 0.01
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much ζ* in the last layer is ahead of ∇.
+
+    Args:
+        value: Of the two mean accuracies.
+        error: The combined standard error.
+        figures: Both, for people.
+    """
+
+    value: float
+    error: float
+    figures: str
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one, upwards."""
+        return self.value > self.error
+
+
+def differences(summary: Mapping[str, Any]) -> dict[str, Difference]:
+    """By setting, where both methods have two runs at least."""
+    rows = {row["name"]: row["cells"] for row in summary["rows"]}
+    found = {}
+    for place, setting in enumerate(SETTINGS):
+        ours, plain = (rows[name][place] if name in rows else None for name in (OURS, PLAIN))
+        if ours is None or plain is None or min(ours["n"], plain["n"]) < 2:
+            continue
+        error = math.sqrt(sum(cell["std"] ** 2 / cell["n"] for cell in (ours, plain)))
+        value = ours["mean"] - plain["mean"]
+        figures = (
+            f"{SETTINGS[setting].title}: ζ* {_accuracy(ours)}, ∇ {_accuracy(plain)}, "
+            f"difference {100 * value:+.2f} points (standard error {100 * error:.2f})"
+        )
+        found[setting] = Difference(value, error, figures)
+    return found
+
+
+def _accuracy(cell: Mapping[str, Any]) -> str:
+    lost = f", {cell['diverged']} diverged" if cell["diverged"] else ""
+    return f"{cell['mean']:.2%} ± {cell['std']:.2%} (n {cell['n']}{lost})"
+
+
+def _known(evidence: Evidence) -> tuple[dict[str, Difference], str]:
+    """The differences at the largest scale that has all settings, else at the one that has most of them."""
+    found = [(differences(summary), scale) for scale, summary in evidence.summaries("fig6", "rows", "times").items()]
+    return max(found, key=lambda item: len(item[0]), default=({}, ""))
+
+
+def _finding(verdict: Verdict, known: Mapping[str, Difference], scale: str) -> Finding:
+    parts = [difference.figures for difference in known.values()]
+    missing = [own.title for setting, own in SETTINGS.items() if setting not in known]
+    parts += [f"missing: {', '.join(missing)} of fig6"] if missing else []
+    return Finding(verdict, "; ".join(parts), scale)
+
+
+def outperforms(evidence: Evidence) -> Finding:
+    """ζ* is ahead in all settings; one in which it is not decides."""
+    known, scale = _known(evidence)
+    if any(not difference.counts for difference in known.values()):
+        return _finding(Verdict.FAILS, known, scale)
+    return _finding(Verdict.HOLDS if len(known) == len(SETTINGS) else Verdict.UNKNOWN, known, scale)
+
+
+def small_by_default(evidence: Evidence) -> Finding:
+    """With momentum and weight decay ζ* is ahead, by little."""
+    known, scale = _known(evidence)
+    if "a" not in known:
+        return unknown(f"missing: {SETTINGS['a'].title} of fig6")
+    return decide(known["a"].counts and known["a"].value < SMALL, known["a"].figures, scale)
+
+
+def large_without(evidence: Evidence) -> Finding:
+    """In plain SGD ζ* is ahead, by more than in both other settings."""
+    known, scale = _known(evidence)
+    plain = known.get("c")
+    if plain is not None and not plain.counts:
+        return _finding(Verdict.FAILS, known, scale)
+    if plain is None or len(known) < len(SETTINGS):
+        return _finding(Verdict.UNKNOWN, known, scale)
+    others = [known[setting] for setting in ("a", "b")]
+    larger = all(plain.value - other.value > math.hypot(plain.error, other.error) for other in others)
+    return _finding(Verdict.HOLDS if larger else Verdict.FAILS, known, scale)
+
+
+def within_one_percent(mode: str) -> Check:
+    """A step of ζ* in the last layer takes as long as one of ∇."""
+
+    def check(evidence: Evidence) -> Finding:
+        for scale, summary in evidence.summaries("fig6", "rows", "times").items():
+            times = summary["times"].get(mode)
+            if times is None or OURS not in times["methods"] or "gpu" not in times["machine"]:
+                continue
+            ratios = {name: own["ratio"] for name, own in times["methods"].items() if name != PLAIN}
+            text = ", ".join(
+                f"{METHODS[n].label} {r['median']:.3f} ({r['low']:.3f}–{r['high']:.3f})" for n, r in ratios.items()
+            )
+            figures = f"time of a step over that of ∇, {mode}, {times['machine']['gpu']}, median (quartiles): {text}"
+            return decide(abs(ratios[OURS]["median"] - 1) <= CLOSE, figures, scale)
+        return unknown(f"missing: times of fig6 on a GPU, {mode}")
+
+    return check
+
+
+_RULE = "A difference counts if it exceeds the combined standard error. "
+_TIMES = "The times for each method lie within 1% of each other."
+_HOW = (
+    "Median time of a training step on a GPU, with momentum and weight decay: ζ* in the last layer takes 0.99 to 1.01 times ∇"
+)
+
+RESNET: tuple[Claim, ...] = (
+    Claim(
+        "E4.5",
+        _TIMES,
+        "fig6",
+        f"{_HOW}; the step as one CUDA graph.",
+        within_one_percent(MODES[1]),
+    ),
+    Claim(
+        "E4.5e",
+        _TIMES,
+        "fig6",
+        f"{_HOW}; operation by operation, as torch runs it unless told otherwise.",
+        within_one_percent(MODES[0]),
+    ),
+    Claim(
+        "E4.6",
+        "The results show that the proposed method outperforms SGD in each of these cases.",
+        "fig6",
+        _RULE + "Final test accuracy, mean over seeds: ζ* in the last layer is ahead of ∇ in all three settings.",
+        outperforms,
+    ),
+    Claim(
+        "E4.7",
+        "While the improvements are rather small in the case of the default training",
+        "fig6",
+        _RULE + "With momentum and weight decay ζ* in the last layer is ahead of ∇ in final test accuracy, by less than 0.5 "
+        "points: fifty of 10,000 test images.",
+        small_by_default,
+    ),
+    Claim(
+        "E4.8",
+        "they are especially large in the case of no weight decay and no momentum.",
+        "fig6",
+        _RULE + "In plain SGD ζ* in the last layer is ahead of ∇ in final test accuracy, and the difference is larger than in "
+        "both other settings by more than the standard error of the two.",
+        large_without,
+    ),
+)

@@ -1,0 +1,655 @@
+"""Table 1: an encoder fine-tuned on CoLA, MRPC and STS-B, by the gradient and by ζ*, with grids of equal size and then seeds.
+
+The encoder is whatever `--model` names. Each method may try equally many settings: the gradient so many learning rates, ζ* so
+many pairs of a learning rate and a damping. Each is a full training run at seed 0, and the one with the best dev scores at its
+end is run again at other seeds. GLUE's test labels are not public, so the scores are those of settings that were chosen on
+dev; the paper speaks of a grid search and does not say on what.
+"""
+
+import contextlib
+import csv
+import os
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
+from pathlib import Path
+from statistics import fmean, stdev
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+
+from isaac_lab.data import text
+from isaac_lab.experiments.folder import View, read_json
+from isaac_lab.experiments.recipe import Experiment
+from isaac_lab.progress import Update
+from isaac_lab.records import origin, write
+from isaac_lab.report.canvas import GREY, headline, save, sheet, wrapped
+from isaac_lab.report.lines import HUES
+from isaac_lab.store import StoreError
+from isaac_lab.trials import pool, times
+from isaac_lab.trials.store import Store
+from isaac_lab.trials.trial import Trial
+from isaac_lab.trials.workload import make
+from isaac_lab.trials.workloads import glue
+
+__all__ = ["COLUMNS", "EXPERIMENT", "METHODS", "PLANS", "TASKS", "Method", "Plan", "Task", "grid", "summary"]
+
+#: Of the grid; those that the table shows follow it.
+TUNING_SEED = 0
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table: its label, a key of `trials.methods.CONDITIONINGS`, and a key of `HUES`."""
+
+    label: str
+    conditioning: str
+    hue: str
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "gradient": Method("∇", "none", "black"),
+        "expand": Method("ζ*", "zeta_star", "red"),
+        "reduce": Method("ζ* reduce", "reduce", "blue"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained how.
+
+    Args:
+        name: Of the workload.
+        title: For people.
+        optimizer: The one that the paper uses.
+        metrics: Names in the records, with headings.
+        methods: Those that are tried.
+        shown: Whether it is in the table, over seeds; otherwise its grid is all there is, for a claim.
+    """
+
+    name: str
+    title: str
+    optimizer: str
+    metrics: Mapping[str, str]
+    methods: tuple[str, ...] = tuple(METHODS)
+    shown: bool = True
+
+    @property
+    def columns(self) -> list[str]:
+        """The headings of the table."""
+        return [f"{self.title} ({heading})" for heading in self.metrics.values()]
+
+
+_SIMILARITY = {"pearson": "Pearson", "spearman": "Spearman"}
+TASKS = (
+    Task("cola", "CoLA", "adam", {"matthews": "Matthews"}),
+    Task("mrpc", "MRPC", "adam", {"accuracy": "accuracy", "f1": "F1"}),
+    Task("stsb", "STS-B", "momentum", _SIMILARITY),
+    # The paper says that Adam did not work well there.
+    Task("stsb", "STS-B with Adam", "adam", _SIMILARITY, methods=("expand",), shown=False),
+)
+COLUMNS = [column for task in TASKS if task.shown for column in task.columns]
+#: What is trained together; where time ends early, STS-B is what is missing.
+STAGES = (TASKS[:2], TASKS[2:])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is run at a scale.
+
+    Args:
+        epochs: Of a run.
+        seeds: Runs of each cell of the table.
+        rates: By optimizer, the learning rates of the gradient.
+        conditioned: By optimizer, those of ζ*.
+        dampings: λ of ζ*; each with each of its rates. `isaac_newton.suggest_damping` says 0.2 to 2 for all-MiniLM-L6-v2.
+        rounds: How often the methods take turns when their steps are timed.
+    """
+
+    epochs: int
+    seeds: int
+    rates: Mapping[str, tuple[float, ...]]
+    conditioned: Mapping[str, tuple[float, ...]]
+    dampings: tuple[float, ...]
+    rounds: int = 10
+
+
+PLANS: Mapping[str, Plan] = MappingProxyType(
+    {
+        "smoke": Plan(
+            2, 2, {"adam": (3e-3, 1e-2), "momentum": (1e-2, 1e-1)}, {"adam": (1e-2,), "momentum": (1e-1,)}, (0.1, 1.0), rounds=3
+        ),
+        "quick": Plan(
+            3,
+            5,
+            {"adam": (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4), "momentum": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)},
+            {"adam": (5e-5, 1e-4, 2e-4), "momentum": (3e-3, 1e-2, 3e-2)},
+            (0.3, 3.0),
+        ),
+        "paper": Plan(
+            3,
+            10,
+            {
+                "adam": (5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 7e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3),
+                "momentum": (3e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2, 3e-2, 1e-1),
+            },
+            {"adam": (2e-5, 5e-5, 1e-4, 2e-4), "momentum": (1e-3, 3e-3, 1e-2, 3e-2)},
+            (0.1, 1.0, 10.0),
+        ),
+    }
+)
+
+#: The paper's Table 1, in percent: BERT-Base on CoLA and MRPC, BERT-Mini on CoLA and STS-B, 10 runs.
+PAPER: Mapping[tuple[str, str], tuple[tuple[float, float] | None, ...]] = MappingProxyType(
+    {
+        ("∇", "BERT-Base"): ((54.20, 7.56), (82.52, 1.22), (87.88, 0.74), None, None),
+        ("ζ*", "BERT-Base"): ((57.62, 1.59), (83.28, 0.89), (88.28, 0.70), None, None),
+        ("∇", "BERT-Mini"): ((21.08, 2.88), None, None, (76.98, 1.10), (76.88, 0.79)),
+        ("ζ*", "BERT-Mini"): ((24.67, 2.62), None, None, (81.09, 1.58), (80.82, 1.57)),
+    }
+)
+PAPER_RUNS = 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """What run.json says of an experiment.
+
+    Args:
+        model: Name of the encoder.
+        weights: Checksum of its weights.
+        seeds: Runs of each cell.
+        steps: Of a training run, by workload.
+        scale: Name of the scale.
+    """
+
+    model: str
+    weights: str
+    seeds: int
+    steps: Mapping[str, int]
+    scale: str
+
+    @property
+    def plan(self) -> Plan:
+        """What is run at this scale."""
+        return PLANS[self.scale]
+
+    def trial(self, task: Task, method: str, rate: float, damping: float, seed: int) -> Trial:
+        """A full training run."""
+        return Trial(
+            task.name,
+            task.optimizer,
+            METHODS[method].conditioning,
+            learning_rate=rate,
+            damping=damping,
+            schedule="linear",
+            steps=self.steps[task.name],
+            points=self.plan.epochs,
+            seed=seed,
+            small=self.scale == "smoke",
+            model=self.model,
+        )
+
+
+def grid(run: Run, task: Task, method: str) -> list[Trial]:
+    """The settings that a method may choose from; equally many for each."""
+    plan = run.plan
+    if method == "gradient":
+        return [run.trial(task, method, rate, 0.0, TUNING_SEED) for rate in plan.rates[task.optimizer]]
+    pairs = product(plan.conditioned[task.optimizer], plan.dampings)
+    return [run.trial(task, method, rate, damping, TUNING_SEED) for rate, damping in pairs]
+
+
+def _chosen(run: Run, task: Task, method: str, store: Store) -> Trial | None:
+    """The setting whose run has the best scores at its end, the mean of a task's two; None before all have been run."""
+    records = [store.get(trial) for trial in grid(run, task, method)]
+    if any(record is None for record in records):
+        return None
+    finished = [record for record in records if record is not None and _ended(record, task)]
+    best = max(finished, key=lambda record: _score(record, task), default=None)
+    return None if best is None else Trial.from_mapping(best["trial"])
+
+
+def _ended(record: Mapping[str, Any], task: Task) -> bool:
+    """Whether a run went to its end, with scores that are numbers."""
+    return record["status"] == "finished" and all(record["points"][-1][metric] is not None for metric in task.metrics)
+
+
+def _score(record: Mapping[str, Any], task: Task) -> float:
+    return fmean(float(record["points"][-1][metric]) for metric in task.metrics)
+
+
+def _over_seeds(run: Run, task: Task, method: str, store: Store) -> list[Trial]:
+    chosen = _chosen(run, task, method, store) if task.shown else None
+    if chosen is None:
+        return []
+    seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + run.seeds)
+    return [run.trial(task, method, chosen.learning_rate, chosen.damping, seed) for seed in seeds]
+
+
+def measure(view: View) -> None:
+    """Train what is missing, then time the steps."""
+    with _encoder(view) as encoder, _threads(view):
+        run = _run(view, encoder)
+        known = _about(view)
+        for name, value in (("model", run.model), ("weights", run.weights), ("steps", dict(run.steps))):
+            if known and known[name] != value:
+                raise StoreError(f"{view.directory} was made with {name} {known[name]}, this is {value}; name another --out")
+        view.means.say(_plan(run))
+        store = Store(view.directory / "records")
+        started, trained = time.perf_counter(), 0
+        calls = known["calls"] if known else []
+        call = {"command": _command(view, run), "workers": _workers(view), "device": view.device}
+        call |= origin(threads=torch.get_num_threads(), packages=("torch", "transformers"), device=view.device)
+        # Before the first record: who draws after a kill must know what was asked for.
+        _note(view, run, [*calls, call])
+        for stage in STAGES:
+            for part in (grid, lambda run, task, method: _over_seeds(run, task, method, store)):
+                trials = [trial for task in stage for method in task.methods for trial in part(run, task, method)]
+                trained += _train(view, run, store, trials)
+        timed = _time(view, run)
+        call |= {"seconds": time.perf_counter() - started, "runs": trained}
+        _note(view, run, [*calls, call] if trained or timed or not calls else calls)
+
+
+@contextlib.contextmanager
+def _encoder(view: View) -> Iterator[glue.Encoder]:
+    """The encoder of this scale; processes that are started in the block find it too."""
+    if view.scale.small:
+        if view.means.model:
+            view.means.say(f"--model is not used at smoke scale, which trains a {glue.TINY} on toy tasks.")
+        yield glue.tiny()
+        return
+    before = os.environ.get(glue.ENCODER)
+    source = view.means.model or before
+    if not source:
+        raise glue.EncoderError(
+            f"Table 1 at scale {view.scale.name} needs a pre-trained encoder: name a folder of one, or its name on the Hugging "
+            f"Face hub, with --model or {glue.ENCODER}"
+        )
+    found = glue.encoder(source)
+    os.environ[glue.ENCODER] = source
+    try:
+        yield found
+    finally:
+        if before is None:
+            del os.environ[glue.ENCODER]
+        else:
+            os.environ[glue.ENCODER] = before
+
+
+@contextlib.contextmanager
+def _threads(view: View) -> Iterator[None]:
+    """One for toy tasks: two would wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if view.scale.small else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(view: View, encoder: glue.Encoder) -> Run:
+    plan, small = PLANS[view.scale.name], view.scale.small
+    batch = glue.Glue.batch
+    examples = {task.name: len(text.load(f"toy-{task.name}" if small else task.name, view.means.data).train) for task in TASKS}
+    steps = {name: plan.epochs * -(-count // batch) for name, count in examples.items()}
+    return Run(encoder.name, encoder.weights, view.means.seeds or plan.seeds, steps, view.scale.name)
+
+
+def _plan(run: Run) -> str:
+    """How many runs and steps there will be."""
+    lines, total = [], 0
+    for task in TASKS:
+        tried = sum(len(grid(run, task, method)) for method in task.methods)
+        runs = tried + (len(task.methods) * run.seeds if task.shown else 0)
+        total += runs * run.steps[task.name]
+        lines.append(f"{task.title} {runs} runs of {run.steps[task.name]:,} steps, {tried} of them to choose settings")
+    return f"Table 1 with {run.model}, {total:,} training steps in all: {'; '.join(lines)}."
+
+
+def _command(view: View, run: Run) -> str:
+    """How this was called, with the encoder's name in place of its folder's."""
+    given, known = (shlex.quote(name) for name in (Path(view.means.model).name, run.model))
+    return view.means.command.replace(f"--model {given}", f"--model {known}")
+
+
+def _workers(view: View) -> int:
+    # Another process takes longer to start than a toy task to train.
+    return 1 if view.scale.small else view.means.workers
+
+
+def _train(view: View, run: Run, store: Store, trials: Sequence[Trial]) -> int:
+    """Train what has no record; returns how many these were."""
+    for trial in trials:
+        known = store.get(trial)
+        if known is not None and known["weights"] != run.weights:
+            raise StoreError(f"{store.folder} has runs with other weights of {run.model}; name another --out")
+    done = 0
+
+    def tick(record: dict[str, Any], total: int) -> None:
+        nonlocal done
+        done += 1
+        last = record["points"][-1]
+        metrics = next(task.metrics for task in TASKS if task.name == record["trial"]["workload"])
+        shown = ", ".join(f"{heading} {last[name]:.4f}" for name, heading in metrics.items())
+        ended = shown if record["status"] == "finished" else record["status"]
+        view.means.say(f"{done} of {total}: {Trial.from_mapping(record['trial']).title}: {ended}")
+        rate = record["seconds_per_step"]
+        update = Update(
+            name=f"tab1 {trials[0].workload} {trials[0].seed}",
+            title=f"Table 1, {trials[0].workload}",
+            epoch=done,
+            epochs=total,
+            train_loss=last["train_loss"],
+            test_accuracy=last.get("accuracy"),
+            steps_per_second=1 / rate if rate else None,
+            remaining=None,
+            ended=done == total,
+        )
+        view.means.progress(update)
+
+    pool.run(trials, store, device=view.device, folder=view.means.data, workers=_workers(view), tick=tick)
+    return done
+
+
+def _time(view: View, run: Run) -> bool:
+    """The time of a step: on real batches of CoLA, and captured on batches of one shape; returns whether any was measured."""
+    wanted = {"eager": "cola", **({"captured": "cola-64"} if view.device == "cuda" else {})}
+    missing = {mode: name for mode, name in wanted.items() if not _times(view, mode).exists()}
+    for mode, name in missing.items():
+        view.means.say(f"Time of a step, {mode}, {name}")
+        workload = make(name, small=view.scale.small, device=view.device, folder=view.means.data)
+        trials = {
+            method: Trial(
+                name,
+                "adam",
+                METHODS[method].conditioning,
+                learning_rate=1e-5,
+                damping=0.0 if method == "gradient" else 1.0,
+                small=view.scale.small,
+                model=run.model,
+            )
+            for method in METHODS
+        }
+        record = times.measure(trials, workload, device=view.device, captured=mode == "captured", rounds=run.plan.rounds)
+        write(_times(view, mode), record | {"workload": workload.title, "weights": run.weights})
+    return bool(missing)
+
+
+def _times(view: View, mode: str) -> Path:
+    return view.directory / f"times-{mode}.json"
+
+
+def _about(view: View) -> dict[str, Any] | None:
+    path = view.directory / "run.json"
+    if not path.exists():
+        return None
+    known = read_json(path)
+    if known.get("kind") != "tab1":
+        raise StoreError(f"{path} is not of Table 1; name another --out")
+    return known
+
+
+def _note(view: View, run: Run, calls: Sequence[Mapping[str, Any]]) -> None:
+    temporary = view.directory / "run.json.part"
+    about = {"kind": "tab1", "model": run.model, "weights": run.weights, "seeds": run.seeds, "steps": dict(run.steps)}
+    write(temporary, about | {"scale": run.scale, "calls": list(calls)})
+    temporary.replace(view.directory / "run.json")
+
+
+def _found(view: View) -> tuple[Run, Mapping[str, Any]]:
+    """What was run, and how it was called last."""
+    known = _about(view)
+    if known is None:
+        raise StoreError(
+            f"there is nothing of Table 1 in {view.directory}; isaac-newton reproduce tab1 --scale {view.scale.name} trains it"
+        )
+    return Run(**{name: known[name] for name in ("model", "weights", "seeds", "steps", "scale")}), known["calls"][-1]
+
+
+def summary(view: View) -> dict[str, Any]:
+    """The table with all that is needed to read it."""
+    run, call = _found(view)
+    store = Store(view.directory / "records")
+    shown = [task for task in TASKS if task.shown]
+    rows = [
+        {
+            "label": METHODS[method].label,
+            "model": run.model,
+            "method": method,
+            "ours": method != "gradient",
+            "cells": [cell for task in shown for cell in _cells(run, task, method, store)],
+        }
+        for method in METHODS
+    ]
+    published: list[dict[str, Any]] = [
+        {
+            "label": f"{label}, {model} (paper)",
+            "model": f"{model} (paper)",
+            "method": None,
+            "ours": False,
+            "paper": True,
+            "cells": [cell and _published(*cell) for cell in cells],
+        }
+        for (label, model), cells in PAPER.items()
+    ]
+    columns, what = COLUMNS, "CoLA, MRPC and STS-B"
+    if run.scale == "smoke":
+        columns, what, published = [_toy(column) for column in COLUMNS], "toy tasks", []
+    ratios = {mode: _ratios(_times(view, mode)) for mode in ("eager", "captured") if _times(view, mode).exists()}
+    return {
+        "kind": "tab1",
+        "title": f"Table 1: {run.model} fine-tuned on {what}",
+        "scale": run.scale,
+        **{name: call[name] for name in ("command", "time", "commit", "versions", "machine")},
+        "model": run.model,
+        "weights": run.weights,
+        "columns": columns,
+        "rows": [*rows, *published],
+        "times": ratios,
+        "tried": _tried(run, store),
+        "notes": _notes(run, call["device"], ratios),
+    }
+
+
+def _toy(column: str) -> str:
+    """No score on generated sentences is called one on GLUE."""
+    task = next(task for task in TASKS if column in task.columns)
+    return column.replace(task.title, f"toy-{task.name}")
+
+
+def _cells(run: Run, task: Task, method: str, store: Store) -> list[dict[str, Any] | None]:
+    trials = _over_seeds(run, task, method, store)
+    records = [record for trial in trials if (record := store.get(trial)) is not None]
+    if not records:
+        return [None] * len(task.metrics)
+    finished = [record for record in records if _ended(record, task)]
+    lost = len(records) - len(finished)
+    scores = {metric: [float(record["points"][-1][metric]) for record in finished] for metric in task.metrics}
+    return [
+        {
+            "mean": fmean(values) if values else None,
+            "std": stdev(values) if len(values) > 1 else None,
+            "n": len(values),
+            "diverged": lost,
+            "settings": _settings(trials[0]) + (f", {lost} diverged" if lost else ""),
+            "values": values,
+        }
+        for values in scores.values()
+    ]
+
+
+def _settings(trial: Trial) -> str:
+    damping = f", λ {trial.damping:g}" if trial.damping else ""
+    return f"{'Adam' if trial.optimizer == 'adam' else 'SGD with momentum'}, η {trial.learning_rate:g}{damping}"
+
+
+def _published(mean: float, std: float) -> dict[str, Any]:
+    return {"mean": mean / 100, "std": std / 100, "n": PAPER_RUNS, "settings": "as printed in the paper"}
+
+
+def _ratios(path: Path) -> dict[str, Any]:
+    record = read_json(path)
+    entries = {entry["name"]: entry["ratio"] | {"seconds": entry["seconds_per_step"]["median"]} for entry in record["methods"]}
+    return {"workload": record["workload"], "methods": entries, "left_out": record["left_out"]}
+
+
+def _tried(run: Run, store: Store) -> list[dict[str, Any]]:
+    """By task and method: what each setting of its grid reached at the tuning seed."""
+    found = []
+    for task in TASKS:
+        for method in task.methods:
+            records = [record for trial in grid(run, task, method) if (record := store.get(trial)) is not None]
+            settings = [_reached(record, task) for record in records]
+            found.append({"task": task.title, "optimizer": task.optimizer, "method": method, "settings": settings})
+    return found
+
+
+def _reached(record: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    finished, trial = _ended(record, task), record["trial"]
+    kept = {name: trial[name] for name in ("learning_rate", "damping")}
+    return kept | {"status": record["status"], "score": _score(record, task) if finished else None}
+
+
+def _notes(run: Run, device: str, ratios: Mapping[str, Any]) -> list[str]:
+    plan = run.plan
+    adam, momentum = (", ".join(f"{rate:g}" for rate in plan.rates[name]) for name in ("adam", "momentum"))
+    own, own_momentum = (", ".join(f"{rate:g}" for rate in plan.conditioned[name]) for name in ("adam", "momentum"))
+    dampings = ", ".join(f"{damping:g}" for damping in plan.dampings)
+    tried = len(plan.rates["adam"])
+    notes = [
+        f"Mean and standard deviation over {run.seeds} seeds on dev; {plan.epochs} epochs, batch 8, warm-up over a tenth of "
+        "the steps, then linear decay to 0. Adam for CoLA and MRPC, SGD with momentum 0.9 for STS-B.",
+        f"Each method tried {tried} settings at seed {TUNING_SEED}, which is not among those of the table, each a full run; "
+        "the one with the best dev scores was taken. The scores are on dev too, because GLUE's test labels are not public; the "
+        f"paper's grid search does not say on what it chose. "
+        f"∇: η of {adam} (SGD: {momentum}). ζ*: η of {own} (SGD: {own_momentum}), each with λ of {dampings}.",
+        "ζ*: each token is a row of the conditioner. ζ* reduce: the mean of a sentence's tokens is. Padding is left out of "
+        "both. All linear layers and embeddings are conditioned.",
+    ]
+    if device == "cuda":
+        notes.append("Trained on a GPU in bf16 (autocast), the weights in float32.")
+    for mode, timed in ratios.items():
+        shown = ", ".join(
+            f"{METHODS[name].label} {ratio['median']:.3f} × ({ratio['low']:.3f} to {ratio['high']:.3f})"
+            for name, ratio in timed["methods"].items()
+            if name != "gradient"
+        )
+        batches = "padded as in training" if mode == "eager" else "without padding, the step as one CUDA graph"
+        notes.append(f"Time of a step over that of ∇ with Adam, {mode} ({timed['workload']}, {batches}; quartiles): {shown}.")
+    if run.model == glue.TINY:
+        return ["A smoke test: random weights and generated sentences say nothing about ζ*.", *notes]
+    other = "The paper's rows are of BERT-Base and BERT-Mini: compare the difference between the methods, not the scores."
+    return [f"The encoder is {run.model}. {other}", *notes]
+
+
+def draw(view: View) -> None:
+    """The figure, numbers.csv and summary.json."""
+    found = summary(view)
+    write(view.directory / "summary.json", found)
+    _draw_figure(found, view.directory / "figure")
+    run, _ = _found(view)
+    store = Store(view.directory / "records")
+    metrics = list(dict.fromkeys(metric for task in TASKS for metric in task.metrics))
+    columns = ["stage", "task", "optimizer", "method", "learning_rate", "damping", "seed", "status", "train_loss", "dev_loss"]
+    with (view.directory / "numbers.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow([*columns, *metrics])
+        for task, method in [(each, method) for each in TASKS for method in each.methods]:
+            for stage, trials in (("grid", grid(run, task, method)), ("seeds", _over_seeds(run, task, method, store))):
+                for trial in trials:
+                    if (record := store.get(trial)) is not None:
+                        numbers = [trial.learning_rate, trial.damping, trial.seed, record["status"]]
+                        last = record["points"][-1]
+                        losses = [_rounded(last["train_loss"]), _rounded(last["test_loss"])]
+                        scores = [_rounded(last.get(metric)) for metric in metrics]
+                        table.writerow([stage, task.name, task.optimizer, method, *numbers, *losses, *scores])
+
+
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _draw_figure(found: Mapping[str, Any], path: Path) -> None:
+    """One panel for each score: a dot for the mean, a bar of one standard deviation to either side, small dots for seeds."""
+    width, rows = 13.5, [row for row in found["rows"] if row["method"]]
+    counts = sorted({cell["n"] for row in rows for cell in row["cells"] if cell})
+    runs = " to ".join(dict.fromkeys(str(count) for count in counts[:1] + counts[-1:]))
+    about = "Scores on dev in percent, more is better. Settings chosen for each method from grids of equal size. "
+    about += f"Mean ± standard deviation over {runs} seeds; small dots: single seeds." if counts else "Not run yet."
+    subtitle = wrapped(about, width)
+    height = 2.9 + 0.2 * len(subtitle.splitlines())
+    figure = sheet(width, height)
+    free = headline(figure, found["title"], subtitle)
+    panels = figure.subplots(1, len(COLUMNS), sharey=True)
+    for number, (axes, column) in enumerate(zip(panels, found["columns"], strict=True)):
+        _panel(axes, column, [row["cells"][number] for row in rows], [METHODS[row["method"]].hue for row in rows])
+    panels[0].set_yticks(range(len(rows)), [row["label"] for row in rows], fontsize=11)
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    figure.tight_layout(rect=(0, 0, 1, free), w_pad=1.5)
+    save(figure, path)
+
+
+def _panel(axes: Axes, title: str, cells: Sequence[Mapping[str, Any] | None], hues: Sequence[str]) -> None:
+    for place, (cell, hue) in enumerate(zip(cells, hues, strict=True)):
+        if cell is None or cell["mean"] is None:
+            continue
+        mean, spread = 100 * cell["mean"], 100 * (cell["std"] or 0.0)
+        axes.errorbar(mean, place, xerr=spread, fmt="o", color=HUES[hue], markersize=7, linewidth=2, capsize=4)
+        axes.plot([100 * value for value in cell["values"]], [place + 0.24] * cell["n"], ".", color=HUES[hue], alpha=0.5)
+    axes.set_title(title, loc="left", fontsize=11.5)
+    if not any(cells):
+        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color=GREY)
+        axes.set_xticks([])
+    axes.grid(axis="x", alpha=0.3)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", colors=GREY, labelsize=9)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def table(view: View) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """The paper's table, in percent, with the time of a step over that of the gradient."""
+    found = summary(view)
+    modes = list(found["times"])
+    headings = ["Method", *(column.replace(" (", "\n(") for column in found["columns"]), *(f"Step,\n{mode}" for mode in modes)]
+    rows: list[list[str]] = []
+    for model, group in groupby(found["rows"], key=lambda row: str(row["model"])):
+        rows.append([model, *[""] * (len(headings) - 1)])
+        for row in group:
+            label = f"  {row['label'].partition(',')[0]}"
+            rows.append([label, *map(_shown, row["cells"]), *(_ratio(found, mode, row["method"]) for mode in modes)])
+    return headings, rows
+
+
+def _shown(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "–"
+    if cell["mean"] is None:
+        return "diverged"
+    spread = f" ± {100 * cell['std']:.2f}" if cell["std"] is not None else ""
+    diverged = f" ({cell['diverged']} diverged)" if cell.get("diverged") else ""
+    return f"{100 * cell['mean']:.2f}{spread}{diverged}"
+
+
+def _ratio(found: Mapping[str, Any], mode: str, method: str | None) -> str:
+    entry = found["times"][mode]["methods"].get(method)
+    return f"{entry['median']:.2f} ×" if entry else "–"
+
+
+EXPERIMENT = Experiment(
+    "tab1",
+    "Table 1",
+    "the encoder of --model fine-tuned on CoLA, MRPC and STS-B: scores of ∇ and ζ* over seeds",
+    lambda scale: (),
+    draw,
+    executor="local",
+    measure=measure,
+    table=table,
+)
