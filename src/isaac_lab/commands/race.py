@@ -1,0 +1,221 @@
+"""`isaac-newton race`: ISAAC against the optimizers that people would pick instead, tuned alike, to the same loss."""
+
+import enum
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from isaac_lab.commands.reproduce import DeviceChoice, check_writable
+
+# torch and matplotlib take seconds to import and `--help` should not: the command imports them.
+if TYPE_CHECKING:
+    from isaac_lab.race.course import Course
+    from isaac_lab.race.runner import Line, Request
+
+__all__ = ["race"]
+
+
+class ScaleChoice(enum.StrEnum):
+    """How much is run."""
+
+    SMOKE = "smoke"
+    QUICK = "quick"
+    FULL = "full"
+
+
+def race(
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload; or all; or list.")] = "all",
+    scale: Annotated[
+        ScaleChoice,
+        typer.Option(help="smoke: small networks, embedded data. quick: 6 trials, 3 seeds. full: 12 trials, 5 seeds, longer."),
+    ] = ScaleChoice.SMOKE,
+    device: Annotated[DeviceChoice | None, typer.Option(help="Unless given: cuda if there is one.", show_default=False)] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that train at once; times are measured after them.")] = 1,
+    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Records, tables and pictures: OUT/WORKLOAD/SCALE. Unless given: out/race; to draw only, results/race.",
+            show_default=False,
+        ),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated methods; all unless given. AdamW, who sets the target, always races.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="Folder or hub name of a pre-trained encoder, for cola; or ISAAC_ENCODER.")] = "",
+    resume: Annotated[bool, typer.Option(help="Go on with what is there; --no-resume wants no records in OUT.")] = True,
+    draw_only: Annotated[bool, typer.Option("--draw-only", help="Tables and pictures again from OUT; train nothing.")] = False,
+) -> None:
+    """Tune every method alike, race them to the loss that tuned AdamW ends at, and show who is there first."""
+    started = time.perf_counter()
+    console = Console()
+    with console.status("Loading torch and matplotlib …"):
+        import torch
+
+        from isaac_lab.data.files import DataError
+        from isaac_lab.race import runner
+        from isaac_lab.race.course import COURSES, SCALES
+        from isaac_lab.trials.store import TrialStoreError
+        from isaac_lab.trials.workloads import glue
+    known = runner.courses()
+    if workload == "list":
+        _list(console)
+        return
+    if workload != "all" and workload not in known:
+        there = f"{', '.join(known)}, all and list"
+        why = "cannot be raced yet" if workload in COURSES else "is not there"
+        raise typer.BadParameter(f"the workload {workload!r} {why}; there are {there}", param_hint="WORKLOAD")
+    chosen = list(known.values()) if workload == "all" else [known[workload]]
+    names = tuple(name.strip() for name in methods.split(",") if name.strip())
+    on = device.value if device else "cuda" if torch.cuda.is_available() else "cpu"
+    if on == "cuda" and not draw_only and not torch.cuda.is_available():
+        raise typer.BadParameter("there is no CUDA device; use --device cpu", param_hint="'--device'")
+    if model:
+        # Where the processes that train look for it too.
+        os.environ[glue.ENCODER] = model
+    out = out or Path("results/race" if draw_only else "out/race")
+    try:
+        runner.check_methods(names, chosen)
+        words = ["isaac-newton", "race", "WORKLOAD", "--scale", scale.value, "--device", on, "--workers", str(workers)]
+        words += ["--methods", ",".join(names)] if names else []
+        words += ["--model", Path(model).name] if model else []
+        request = runner.Request(out, SCALES[scale.value], on, data, workers, names, resume, shlex.join(words))
+        if draw_only:
+            folders = _redraw(chosen, request, console, alone=workload != "all")
+        else:
+            check_writable(out)
+            with _telling(console) as say:
+                folders = runner.run(chosen, replace(request, say=say))
+    except runner.UnknownMethodError as error:
+        raise typer.BadParameter(str(error), param_hint="'--methods'") from None
+    except DataError as error:
+        raise typer.BadParameter(str(error), param_hint="'--data'") from None
+    except (runner.RaceError, TrialStoreError) as error:
+        raise typer.BadParameter(str(error), param_hint="'--out'") from None
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read or write {error.filename!r}: {error.strerror}", param_hint="'--out'") from None
+    for folder in folders:
+        _report(folder, console)
+    console.print(f"Done in {time.perf_counter() - started:.0f} s.", markup=False, highlight=False)
+
+
+def _redraw(chosen: "Sequence[Course]", request: "Request", console: Console, *, alone: bool) -> list[Path]:
+    from isaac_lab.race import runner
+
+    folders = []
+    for course in chosen:
+        try:
+            folders.append(runner.redraw(course, request))
+        except runner.RaceError as error:
+            if alone:
+                raise
+            console.print(f"Left out: {error}", markup=False, highlight=False, soft_wrap=True)
+    if not folders:
+        raise runner.RaceError(f"there is no race of scale {request.scale.name} in {request.out}")
+    return folders
+
+
+@contextmanager
+def _telling(console: Console) -> "Iterator[Callable[[Line], object]]":
+    """A bar for each stage on a terminal, and a line for each thing that ended elsewhere; plans are printed in both."""
+
+    def show(line: "Line") -> None:
+        count = f" {line.done}/{line.total}" if line.total else ""
+        console.print(f"{line.stage.capitalize()}{count}: {line.text}", markup=False, highlight=False, soft_wrap=True)
+
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield show
+        return
+    columns = (
+        TextColumn("{task.description:<9}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def say(line: "Line") -> None:
+            if not line.total:
+                show(line)
+                return
+            if line.stage not in tasks:
+                tasks[line.stage] = progress.add_task(line.stage.capitalize(), total=line.total, text="")
+            progress.update(tasks[line.stage], completed=line.done, total=line.total, text=line.text)
+
+        yield say
+
+
+def _list(console: Console) -> None:
+    from isaac_lab.race.course import COURSES
+    from isaac_lab.race.entrants import entrants
+    from isaac_lab.race.runner import courses
+
+    known = courses()
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("Workload", "Length of a run: smoke, quick, full", "Methods"):
+        table.add_column(heading, no_wrap=True)
+    names: dict[str, list[str]] = {}
+    for workload, course in COURSES.items():
+        lengths = ", ".join(f"{length:,}" for length in course.lengths.values())
+        methods = [entrant.name for entrant in entrants(course)]
+        table.add_row(workload, f"{lengths} {course.unit}", str(len(methods)) if workload in known else "not registered")
+        for name in methods:
+            names.setdefault(name, []).append(workload)
+    console.print(table)
+    everywhere = [name for name, where in names.items() if len(where) == len(COURSES)]
+    console.print(f"Methods: {', '.join(everywhere)}.", markup=False, highlight=False)
+    for name, where in names.items():
+        if name not in everywhere:
+            console.print(f"{name}: {' and '.join(where)} only.", markup=False, highlight=False)
+
+
+def _report(folder: Path, console: Console) -> None:
+    from isaac_lab.race import tables
+
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    console.print(f"\n{summary['title']}, scale {summary['scale']}", markup=False, highlight=False, style="bold")
+    console.print(_table(summary))
+    for method in summary["methods"]:
+        if not method["n"]:
+            console.print(f"{method['label']} did not run: {method['reason']}.", markup=False, highlight=False)
+    console.print(tables.caption(summary), markup=False, highlight=False, style="dim")
+    for name, place in {
+        "Picture": f"{folder / 'figure.png'}, .svg",
+        "Table": folder / "table.md",
+        "Numbers": folder / "numbers.csv",
+        "Summary": folder / "summary.json",
+        "Records": folder / "records",
+    }.items():
+        console.print(f"{name}: {place}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(summary: Mapping[str, Any]) -> Table:
+    """Two lines for each method: what it reached, and below how far its seeds differ."""
+    from isaac_lab.race import tables
+
+    target = (
+        "no target" if summary["target"] is None else f"the target, {summary['quantity_title'].lower()} {summary['target']:.3g}"
+    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0), show_edge=False, title=f"To {target}", title_justify="left")
+    for number, heading in enumerate(tables.short_headings(summary)):
+        if number:
+            table.add_column(heading, justify="right", no_wrap=True)
+        else:
+            table.add_column(heading, min_width=16)
+    for method, cells in tables.stacked(summary):
+        table.add_row(*cells, style="bold" if method["ours"] else "")
+    return table

@@ -1,0 +1,450 @@
+"""The race: everyone is tuned alike, the target is AdamW's, nothing is left out, and a kill loses nothing."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from isaac_lab.commands.race import race
+from isaac_lab.page import race as page
+from isaac_lab.race import headline, runner, standings, tables, tuning
+from isaac_lab.race.course import COURSES, SCALES, Course, Range, Scale
+from isaac_lab.race.entrants import Entrant, entrants, length
+from isaac_lab.trials import loop, methods
+from isaac_lab.trials.store import Store
+from isaac_lab.trials.trial import Trial
+
+TINY = Scale("smoke", small=True, trials=2, seeds=2, points=4, rounds=1)
+MLP = replace(COURSES["mnist-mlp"], lengths={"smoke": 8})
+FEW = ("sgd", "adamw", "isaac-adamw")
+
+
+def request(out: Path, **options: Any) -> runner.Request:
+    return runner.Request(out, TINY, **{"methods": FEW, **options})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny race that has been run."""
+    (folder,) = runner.run([MLP], request(tmp_path_factory.mktemp("race")))
+    return folder
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+# The rules
+
+
+def test_one_number_is_searched_evenly_from_end_to_end() -> None:
+    assert [Range(0.01, 1).at(place) for (place,) in tuning.places(1, 5)] == [0.01, 0.0316, 0.1, 0.316, 1]
+    assert tuning.places(1, 1) == [(0.5,)]
+
+
+def test_two_numbers_are_searched_at_the_points_of_halton() -> None:
+    expected = [(1 / 2, 1 / 3), (1 / 4, 2 / 3), (3 / 4, 1 / 9), (1 / 8, 4 / 9), (5 / 8, 7 / 9), (3 / 8, 2 / 9)]
+    for found, point in zip(tuning.places(2, 6), expected, strict=True):
+        assert found == pytest.approx(point)
+
+
+@pytest.mark.parametrize("course", COURSES.values(), ids=str)
+def test_everyone_has_as_many_trials_in_ranges_as_wide(course: Course) -> None:
+    found = entrants(course)
+    assert len({entrant.name for entrant in found}) == len(found)
+    for entrant in found:
+        space = entrant.space(course)
+        assert space["learning_rate"].high / space["learning_rate"].low == pytest.approx(100)
+        assert len(space) <= 2
+        for scale in SCALES.values():
+            points = tuning.places(len(space), scale.trials)
+            trials = [entrant.trial(course, scale, point, steps=10, seed=0) for point in points]
+            assert len(set(trials)) == scale.trials
+            assert all(space["learning_rate"].low <= trial.learning_rate <= space["learning_rate"].high for trial in trials)
+
+
+def test_who_races() -> None:
+    names = {entrant.name for entrant in entrants(COURSES["mnist-mlp"])}
+    rivals = {"sgd", "momentum", "adamw", "muon", "soap", "shampoo", "singd", "kfac", "formula"}
+    assert names == rivals | {"isaac-sgd", "isaac-momentum", "isaac-adamw", "isaac-muon"}
+    text = {entrant.name for entrant in entrants(COURSES["char-gpt"])}
+    assert text - names == {"isaac-adamw-running", "isaac-muon-running"}
+    assert {entrant.name for entrant in entrants(COURSES["char-gpt"]) if entrant.ours} == {n for n in text if "isaac" in n}
+
+
+def test_settings_become_a_trial() -> None:
+    gpt = COURSES["char-gpt"]
+    muon = Entrant("isaac-muon", "", "muon", "zeta_star").trial(gpt, SCALES["quick"], (0.5, 1 / 3), steps=1000, seed=2)
+    assert (muon.learning_rate, muon.damping, muon.second_rate) == (0.02, 0.1, 0.003)
+    assert (muon.relative, muon.weight_decay, muon.schedule, muon.seed, muon.small) == (True, 0.1, "cosine", 2, False)
+    plain = Entrant("momentum", "", "momentum").trial(COURSES["cifar-resnet18"], SCALES["smoke"], (0.0,), steps=5, seed=0)
+    assert (plain.weight_decay, plain.relative, plain.damping, plain.small, plain.points) == (5e-4, False, 0.0, True, 15)
+    assert length(COURSES["cifar-resnet18"], SCALES["quick"], epoch=500) == 1500
+    assert length(MLP, TINY, epoch=500) == 8
+
+
+def record(values: Sequence[float | None], *, step: int = 10, status: str = "finished", seed: int = 1) -> dict[str, Any]:
+    points = [{"step": number * step, "train_loss": value} for number, value in enumerate(values)]
+    return {"points": points, "status": status, "trial": {"seed": seed}}
+
+
+def test_a_tuning_run_is_judged_by_its_last_three_measurements() -> None:
+    assert tuning.ending(record([9, 3, 2, 1]), "train_loss") == 2
+    assert tuning.ending(record([9, 1, None], status="diverged"), "train_loss") == math.inf
+    assert tuning.ending(record([9, 1, None]), "train_loss") == math.inf
+    assert tuning.best([record([5, 5, 5]), record([3, 3, 3]), record([3, None])], "train_loss") == 1
+    assert tuning.best([record([None])], "train_loss") is None
+
+
+def test_the_target_is_reached_on_the_line_between_two_measurements() -> None:
+    assert standings.crossing(record([4, 2, 1, 3]), "train_loss", 1.5) == 15
+    assert standings.crossing(record([4, 2, 1, 3]), "train_loss", 2) == 10
+    assert standings.crossing(record([4, 2, 1, 3]), "train_loss", 5) == 0
+    assert standings.crossing(record([4, 2, 1, 3]), "train_loss", 0.5) is None
+    assert standings.crossing(record([4, None, 1]), "train_loss", 2) == 20
+
+
+def test_statistics_keep_what_was_not_reached() -> None:
+    assert standings.statistics([1.0, None, 3.0]) == {
+        "mean": 2.0,
+        "std": pytest.approx(math.sqrt(2), rel=1e-5),
+        "values": [1, None, 3],
+    }
+    assert standings.statistics([None]) == {"mean": None, "std": None, "values": [None]}
+    assert standings.statistics([4.0]) == {"mean": 4.0, "std": None, "values": [4.0]}
+
+
+def method(steps: list[float | None], per_step: float | None = 1.0, **more: Any) -> dict[str, Any]:
+    return {"n": len(steps), "steps_to_target": {"values": steps}, "seconds_per_step": per_step, **more}
+
+
+def test_speed_up_is_a_ratio_of_means_with_the_range_over_paired_seeds() -> None:
+    found = standings.speed_up(method([10, 20]), method([40, 40]), 100)
+    assert found == {"ratio": pytest.approx(80 / 30, rel=1e-5), "low": 2.0, "high": 4.0, "at_least": False}
+    found = standings.speed_up(method([10, 20], 2.0), method([40, 40], 1.0), 100, "seconds_per_step")
+    assert found == {"ratio": pytest.approx(40 / 30, rel=1e-5), "low": 1.0, "high": 2.0, "at_least": False}
+
+
+def test_a_rival_that_does_not_get_there_counts_as_at_the_end() -> None:
+    found = standings.speed_up(method([10, 20]), method([None, 40]), 100)
+    assert found == {"ratio": pytest.approx(140 / 30, rel=1e-5), "low": 2.0, "high": 10.0, "at_least": True}
+
+
+def test_there_is_no_speed_up_for_who_does_not_get_there() -> None:
+    assert standings.speed_up(method([10, None]), method([40, 40]), 100) is None
+    assert standings.speed_up(method([10]), method([40], None), 100, "seconds_per_step") is None
+    assert standings.speed_up(method([]), method([40]), 100) is None
+
+
+# A race
+
+
+def test_a_race_leaves_everything_behind(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    assert names == {
+        "race.json",
+        "records",
+        "times-eager.json",
+        "summary.json",
+        "table.md",
+        "numbers.csv",
+        "figure.png",
+        "figure.svg",
+    }
+    summary = summary_of(finished)
+    assert (summary["kind"], summary["workload"], summary["scale"], summary["mode"]) == ("race", "mnist-mlp", "smoke", "eager")
+    assert (summary["trials_per_method"], summary["seeds"], summary["steps"], summary["batch"]) == (2, 2, 8, 60)
+    found = {one["name"]: one for one in summary["methods"]}
+    assert set(found) == {entrant.name for entrant in entrants(MLP)}
+    for name, one in found.items():
+        assert one["n"] == (2 if name in FEW else 0)
+        assert (one["reason"] is None) == (name in FEW)
+    ours = found["isaac-adamw"]
+    assert ours["ours"]
+    assert set(ours["settings"]) == {"learning_rate", "damping"}
+    assert [len(curve["loss"]) for curve in ours["curves"]] == [5, 5]
+    assert [curve["seed"] for curve in ours["curves"]] == [1, 2]
+    assert len(ours["tuning"]) == 2
+    assert ours["seconds_per_step"] == ours["seconds_per_step_eager"] > 0
+    assert ours["seconds_per_step_captured"] is None
+    assert found["sgd"]["ratio_to_sgd"] == 1
+
+
+def test_the_target_is_where_adamw_ends(finished: Path) -> None:
+    summary = summary_of(finished)
+    adamw = next(one for one in summary["methods"] if one["name"] == "adamw")
+    assert summary["target"] == pytest.approx(max(adamw["final"]["values"]), rel=1e-5)
+    assert summary["target_by"].startswith(f"AdamW, learning rate {adamw['settings']['learning_rate']:g}, at ")
+
+
+def test_the_target_does_not_depend_on_the_others(finished: Path) -> None:
+    about = json.loads((finished / "race.json").read_text(encoding="utf-8"))
+
+    class Worse(Store):
+        def get(self, trial: Trial) -> dict[str, Any] | None:
+            found = super().get(trial)
+            if found and trial.optimizer == "sgd":
+                found["points"] = [{**point, "train_loss": 1e-9} for point in found["points"]]
+            return found
+
+    summary = standings.summarize(about, Worse(finished / "records"), {})
+    assert summary["target"] == summary_of(finished)["target"]
+    sgd = next(one for one in summary["methods"] if one["name"] == "sgd")
+    assert sgd["steps_to_target"]["values"] == [0, 0]
+    assert sgd["seconds_to_target"]["values"] == [None, None]  # nobody has timed it
+
+
+def test_the_page_can_show_it(finished: Path) -> None:
+    results = finished.parent.parent / "results"
+    (results / "race" / "mnist-mlp" / "smoke").mkdir(parents=True, exist_ok=True)
+    (results / "race" / "mnist-mlp" / "smoke" / "summary.json").write_bytes((finished / "summary.json").read_bytes())
+    assert len(page.section(page.summaries(results, "results")).blocks) > 3
+
+
+def test_the_table_has_everyone_and_every_range(finished: Path) -> None:
+    summary, text = summary_of(finished), (finished / "table.md").read_text(encoding="utf-8")
+    for one in summary["methods"]:
+        assert one["label"] in text
+    assert "**AdamW + ISAAC**" in text
+    assert "not run: left out by --methods" in text
+    assert "AdamW + ISAAC: η 0.0001 to 0.01, λ 0.01 to 10" in text
+    rows = (finished / "numbers.csv").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 1 + 3 * 2 * 5
+    assert rows[0].startswith("method,learning_rate,second_rate,damping,seed,status,step,seconds,train_loss")
+
+
+def test_the_edge_of_a_range_is_marked(finished: Path) -> None:
+    # Of two learning rates each is at an edge.
+    for one in summary_of(finished)["methods"]:
+        assert one["edge"] == bool(one["n"])
+    assert "(edge)" in (finished / "table.md").read_text(encoding="utf-8")
+    entry = {"tuning": [{"learning_rate": rate} for rate in (0.3, 0.1, 1.0)]}
+    assert [standings._edge(entry, best) for best in range(3)] == [False, True, True]
+
+
+def test_a_race_that_has_been_run_trains_nothing(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no(*args: Any, **options: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(loop, "run", no)
+    monkeypatch.setattr(runner.times, "measure", no)
+    before = (finished / "summary.json").read_bytes()
+    sentences = (finished / "race.json").read_bytes()
+    runner.run([MLP], request(finished.parent.parent))
+    assert (finished / "summary.json").read_bytes() == before
+    # A call for fewer methods does not forget the others.
+    runner.run([MLP], request(finished.parent.parent, methods=("sgd",)))
+    assert (finished / "summary.json").read_bytes() == before
+    # Nor does one on a machine that lacks a method's package.
+    with monkeypatch.context() as patch:
+        patch.setattr(methods, "unable", lambda trial, workload: "not here" if trial.conditioning != "none" else "")
+        runner.run([MLP], request(finished.parent.parent))
+    assert (finished / "summary.json").read_bytes() == before
+    (finished / "race.json").write_bytes(sentences)
+
+
+def test_drawing_again_gives_the_same_files(finished: Path) -> None:
+    names = ("summary.json", "table.md", "numbers.csv", "figure.png", "figure.svg")
+    before = [(finished / name).read_bytes() for name in names]
+    assert runner.redraw(MLP, request(finished.parent.parent)) == finished
+    assert [(finished / name).read_bytes() for name in names] == before
+
+
+def test_a_killed_race_goes_on(tmp_path: Path) -> None:
+    lines: list[runner.Line] = []
+
+    def die(line: runner.Line) -> None:
+        lines.append(line)
+        if line.stage == "tuning" and line.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run([MLP], request(tmp_path, methods=("sgd",), say=die))
+    assert len(list((tmp_path / "mnist-mlp/smoke/records").glob("*.json"))) == 2
+    assert any(line.stage == "plan" and "8 runs to go" in line.text for line in lines)
+    half = standings.summarize(
+        json.loads((tmp_path / "mnist-mlp/smoke/race.json").read_text(encoding="utf-8")),
+        Store(tmp_path / "mnist-mlp/smoke/records"),
+        {},
+    )
+    assert half["target"] is None
+    assert tables.caption(half).startswith("Target: training loss none (AdamW, which has no finished runs).")
+    lines.clear()
+    runner.run([MLP], request(tmp_path, methods=("sgd",), say=lines.append))
+    assert [line.total for line in lines if line.stage == "tuning"] == [2, 2]
+    assert [line.total for line in lines if line.stage == "racing"] == [4] * 4
+    assert summary_of(tmp_path / "mnist-mlp/smoke")["target"] is not None
+
+
+def test_records_that_are_there_are_not_mixed_with_others(finished: Path) -> None:
+    out = finished.parent.parent
+    with pytest.raises(runner.RaceError, match="has records already"):
+        runner.run([MLP], request(out, resume=False))
+    about = finished / "race.json"
+    before = about.read_text(encoding="utf-8")
+    about.write_text(before.replace('"device": "cpu"', '"device": "cuda"'), encoding="utf-8")
+    try:
+        with pytest.raises(runner.RaceError, match="has a race on cuda"):
+            runner.run([MLP], request(out))
+        about.write_text("{", encoding="utf-8")
+        with pytest.raises(runner.RaceError, match="is damaged"):
+            runner.redraw(MLP, request(out))
+    finally:
+        about.write_text(before, encoding="utf-8")
+
+
+def test_who_cannot_start_is_listed_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(trial: Trial, workload: Any, model: Any) -> Any:
+        raise NotImplementedError("inputs of three dimensions\nand more")
+
+    optimizers = {**methods.OPTIMIZERS, "soap": replace(methods.OPTIMIZERS["soap"], make=refuse, module="json", package="json")}
+    optimizers["singd"] = replace(optimizers["singd"], module="not_there_at_all", package="singd")
+    monkeypatch.setattr(methods, "OPTIMIZERS", optimizers)
+    (folder,) = runner.run([MLP], request(tmp_path, methods=("soap", "singd")))
+    found = {one["name"]: one["reason"] for one in summary_of(folder)["methods"]}
+    assert found["soap"] == "NotImplementedError: inputs of three dimensions"
+    assert found["singd"] == "singd is not installed"
+    assert found["adamw"] is None
+
+
+def test_an_error_of_ours_is_not_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(methods.isaac, "attach", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        runner.run([MLP], request(tmp_path))
+
+
+def test_who_always_diverges_is_listed(tmp_path: Path) -> None:
+    hot = replace(MLP, rates={**MLP.rates, "sgd": Range(1e5, 1e7)})
+    (folder,) = runner.run([hot], request(tmp_path, methods=("sgd",)))
+    sgd = next(one for one in summary_of(folder)["methods"] if one["name"] == "sgd")
+    assert (sgd["n"], sgd["reason"], sgd["settings"]) == (0, "diverged in every tuning trial", None)
+    assert [one["status"] for one in sgd["tuning"]] == ["diverged"] * 2
+    assert [one["value"] for one in sgd["tuning"]] == [None] * 2
+
+
+def test_missing_data_leaves_out_one_workload_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_data(name: str, **options: Any) -> Any:
+        raise runner.DataError(f"{name} is not there")
+
+    monkeypatch.setattr(runner, "make", no_data)
+    with pytest.raises(runner.DataError):
+        runner.run([MLP], request(tmp_path))
+    told: list[str] = []
+    with pytest.raises(runner.RaceError, match="none of the workloads"):
+        runner.run([MLP, COURSES["char-gpt"]], request(tmp_path, say=lambda line: told.append(line.text)))
+    assert told == ["mnist-mlp: mnist-mlp is not there", "char-gpt: char-gpt is not there"]
+
+
+def test_several_workloads_share_the_processes_and_not_the_folders(tmp_path: Path) -> None:
+    other = replace(COURSES["mnist-autoencoder"], lengths={"smoke": 8})
+    lines: list[runner.Line] = []
+    folders = runner.run([MLP, other], request(tmp_path, methods=("sgd",), say=lines.append))
+    assert folders == [tmp_path / "mnist-mlp/smoke", tmp_path / "mnist-autoencoder/smoke"]
+    assert [line.total for line in lines if line.stage == "tuning"] == [8] * 8
+    for folder in folders:
+        records = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "records").glob("*.json")]
+        assert len(records) == 8
+        assert {record["trial"]["workload"] for record in records} == {folder.parent.name}
+    assert summary_of(folders[1])["metric_titles"] == {}
+
+
+# The command
+
+
+def command(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(race)
+    return CliRunner().invoke(app, arguments)
+
+
+def test_the_list_has_every_workload() -> None:
+    found = command("list")
+    assert found.exit_code == 0
+    for name in COURSES:
+        assert name in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["imagenet"], ["imagenet", "mnist-mlp"]),
+        (["mnist-mlp", "--methods", "lion"], ["lion", "isaac-adamw"]),
+        (["mnist-mlp", "--draw-only", "--out", "nowhere-at-all"], ["--out", "race.json"]),
+        (["mnist-mlp", "--scale", "huge"], ["huge"]),
+    ],
+)
+def test_a_bad_request_is_refused_with_a_way_out(arguments: list[str], words: list[str]) -> None:
+    found = command(*arguments)
+    assert found.exit_code == 2
+    for word in words:
+        assert word in found.output
+
+
+def test_drawing_by_command_shows_the_table(finished: Path) -> None:
+    found = command("mnist-mlp", "--draw-only", "--out", str(finished.parent.parent))
+    assert found.exit_code == 0, found.output
+    for words in ("AdamW + ISAAC", "did not run: left out by --methods", "Target: training loss", "table.md"):
+        assert words in found.output
+
+
+# The README
+
+
+def test_without_races_there_is_no_headline(tmp_path: Path) -> None:
+    assert headline.headline(tmp_path) == ""
+    assert headline.shown("# A README") is None
+
+
+def test_the_headline_prefers_the_full_race_and_ignores_smoke(finished: Path, tmp_path: Path) -> None:
+    summary = summary_of(finished)
+    for scale in ("smoke", "quick", "full"):
+        folder = tmp_path / "race/mnist-mlp" / scale
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps({**summary, "scale": scale}), encoding="utf-8")
+        expected = {"smoke": "", "quick": "(quick, n = 2)", "full": "(full, n = 2)"}[scale]
+        assert expected in headline.headline(tmp_path)
+        assert (headline.headline(tmp_path) == "") == (scale == "smoke")
+
+
+def test_the_headline_says_what_is_good_and_what_is_bad(finished: Path, tmp_path: Path) -> None:
+    summary = summary_of(finished)
+    steps: dict[str, list[float | None]] = {"adamw": [8.0, None], "isaac-adamw": [2.0, 4.0], "sgd": [1.0, 1.0]}
+    for one in summary["methods"]:
+        if one["n"]:
+            one["steps_to_target"] = standings.statistics(steps[one["name"]])
+            one["seconds_to_target"] = standings.statistics(steps[one["name"]])
+            one["seconds_per_step"] = one["seconds_per_step_eager"] = 1.0 if one["name"] == "adamw" else 4.0
+    folder = tmp_path / "race/mnist-mlp/quick"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    table = headline.headline(tmp_path)
+    assert "| AdamW + ISAAC (eager) | AdamW (eager) | ≥ 2.67 (2.00 to 4.00) | ≥ 0.67 (0.50 to 1.00) |" in table
+    assert "| SOAP | not run: left out by --methods | – | – |" in table
+    readme = "before\n<!-- race -->\nold\n<!-- /race -->\nafter\n"
+    new = headline.with_headline(readme, tmp_path)
+    assert headline.shown(new) == table
+    assert headline.with_headline(new, tmp_path) == new
+    assert new.startswith("before\n")
+    assert new.endswith("\nafter\n")
+
+
+def test_the_readme_shows_the_committed_races() -> None:
+    root = Path(__file__).parent.parent
+    readme, results = root / "README.md", root / "results"
+    if not readme.is_file() or not (shown := headline.shown(readme.read_text(encoding="utf-8"))):
+        # There is nothing to check before the first race is committed.
+        assert (
+            not readme.is_file() or "<!-- race -->" not in readme.read_text(encoding="utf-8") or not headline.headline(results)
+        )
+        return
+    assert shown == headline.headline(results)
