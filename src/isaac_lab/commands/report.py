@@ -1,0 +1,55 @@
+"""`isaac-newton report`: one HTML page of everything the records say."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from isaac_lab.commands.reproduce import check_writable
+
+__all__ = ["report"]
+
+
+def report(
+    out: Annotated[Path, typer.Option(help="The page; one file that needs no network.")] = Path("out/report.html"),
+    results: Annotated[Path, typer.Option(help="Folder with the records: bench, race, reproduce.")] = Path("results"),
+    compatibility: Annotated[Path, typer.Option(help="The page that isaac-newton compatibility wrote.")] = Path(
+        "docs/compatibility.md"
+    ),
+) -> None:
+    """Make one HTML page of all records: the race, heat maps, curves, costs, claims, compatibility."""
+    started = time.perf_counter()
+    if not results.is_dir():
+        raise typer.BadParameter(
+            f"there is no folder {str(results)!r}; run this in a checkout, or name the folder with bench, race and reproduce",
+            param_hint="'--results'",
+        )
+    if out.is_dir():
+        raise typer.BadParameter(
+            f"{str(out)!r} is a folder; name a file, such as {str(out / 'report.html')!r}", param_hint="'--out'"
+        )
+    console = Console()
+    with console.status("Loading torch and matplotlib …"):
+        from isaac_lab.config import ConfigError
+        from isaac_lab.page.build import PageError, build, check_installed
+        from isaac_lab.store import StoreError
+    try:
+        check_installed()
+        check_writable(out.parent)
+        with console.status("Reading the records …"):
+            text = build(results, compatibility)
+    except PageError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(code=2) from None
+    except (StoreError, ConfigError) as error:
+        raise typer.BadParameter(str(error), param_hint="'--results'") from None
+    # Whoever looks sees the old page or the whole new one.
+    temporary = out.with_name(f"{out.name}.part")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(out)
+    size = out.stat().st_size / 1e6
+    console.print(
+        f"Page: {out} ({size:.1f} MB, {time.perf_counter() - started:.0f} s)", markup=False, highlight=False, soft_wrap=True
+    )

@@ -1,0 +1,1 @@
+"""One HTML page of everything the records say, that needs no network: `isaac-newton report`."""

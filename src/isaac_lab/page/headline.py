@@ -1,0 +1,107 @@
+"""The first section: what ISAAC is, and the figures that a reader wants first, good or bad."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from isaac_lab.bench.published import PAPER
+from isaac_lab.evidence import Evidence, Verdict
+from isaac_lab.experiments.grids import losses
+from isaac_lab.experiments.recipe import Outcome
+from isaac_lab.experiments.words import data_of
+from isaac_lab.page.parts import Section, Source, Tile, Tiles
+from isaac_lab.page.race import RIVALS, Standing
+from isaac_lab.page.words import number, times
+
+__all__ = ["section"]
+
+LEAD = (
+    "ISAAC conditions the gradient of each weight by the curvature that the layer's own inputs carry: one b × b inverse per "
+    "layer, no second backward pass, no state, and any optimizer on top. This page shows what our records say of it, next to "
+    "what its paper says."
+)
+
+
+def section(evidence: Evidence, standings: Sequence[Standing], verdicts: Mapping[str, int], records: Sequence[str]) -> Section:
+    """Three or four tiles, each from records; none where there are none.
+
+    Args:
+        evidence: The records of the paper's experiments.
+        standings: Of the races.
+        verdicts: How many claims have which.
+        records: Folders that all of it comes from.
+    """
+    tiles = [_race(standings), _grid(evidence), _cost(evidence), _claims(verdicts)]
+    source = Source(tuple(records), ("isaac-newton report",))
+    return Section("summary", "In short", LEAD, (Tiles(tuple(tile for tile in tiles if tile is not None)), source))
+
+
+def _race(standings: Sequence[Standing]) -> Tile | None:
+    found = [standing for standing in standings if not standing.marked]
+    if not found:
+        return None
+    parts = []
+    for rival, label in RIVALS.items():
+        ratios = [ratio for standing in found if (ratio := standing.seconds[rival]) is not None]
+        if ratios:
+            # A rival that does not reach the target counts as slower than any that does.
+            middle = median(ratios)
+            parts.append(f"{label} {times(middle) if math.isfinite(middle) else 'not reached'}")
+    wins = sum(standing.first_is_ours for standing in found)
+    lost = sum(standing.ours is None for standing in found)
+    detail = f"Seconds of the others over the best of ours, median of the races: {', '.join(parts)}. " if parts else ""
+    detail += f"In {lost} none of ours reaches that loss in every seed." if lost else ""
+    label = (
+        f"race{'' if len(found) == 1 else 's'} in which a method with ISAAC is first, in seconds, at the loss of tuned AdamW"
+    )
+    return Tile(f"{wins} of {len(found)}", label, detail, "race")
+
+
+def _grid(evidence: Evidence) -> Tile | None:
+    """The paper's own comparison, Figure 1 b, or whichever panel of it there is."""
+    found = next((outcome for panel in "bacd" if (outcome := evidence.outcome("fig1", panel)) is not None), None)
+    if found is None:
+        return None
+    star, plain = _lowest(found, star=True), _lowest(found, star=False)
+    if star is None or plain is None:
+        return None
+    factor = plain / star if star < plain else star / plain
+    word = "lower" if star < plain else "higher"
+    configs = [record.config for record in found.all()]
+    label = f"{word} training loss with ζ* than with plain SGD, each at its best"
+    setting = f"5 layers, {found.panel.title}, {configs[0].epochs} epochs, scale “{found.scale}”"
+    detail = f"{number(star)} against {number(plain)}: {data_of(configs)}, {setting}."
+    return Tile(times(factor), label, detail, "grids")
+
+
+def _lowest(outcome: Outcome, *, star: bool) -> float | None:
+    own = [
+        loss
+        for (inputs, outputs), loss in losses(outcome).items()
+        if outputs == math.inf and (inputs != math.inf) is star and math.isfinite(loss)
+    ]
+    return min(own, default=None)
+
+
+def _cost(evidence: Evidence) -> Tile | None:
+    parts = []
+    for mode, name in (
+        ("cuda-captured", "as one CUDA graph"),
+        ("cuda-eager", "eager on a GPU"),
+        ("cpu-1thread", "on one CPU thread"),
+    ):
+        ratios = [ratio for model in PAPER["gradient"] if (ratio := evidence.ratio(mode, model, "zeta_star")) is not None]
+        if ratios:
+            parts.append((f"{min(ratios):.2f}–{max(ratios):.2f} ×", name))
+    if not parts:
+        return None
+    rest = ", ".join(f"{number} {name}" for number, name in parts[1:])
+    return Tile(
+        parts[0][0], f"the time of a step with ζ* over a plain step, {parts[0][1]}", f"And {rest}." if rest else "", "costs"
+    )
+
+
+def _claims(verdicts: Mapping[str, int]) -> Tile:
+    holds, fails, unknown = (verdicts[str(verdict)] for verdict in (Verdict.HOLDS, Verdict.FAILS, Verdict.UNKNOWN))
+    detail = f"{fails} do{'es' if fails == 1 else ''} not hold; for {unknown} there is not enough data yet."
+    return Tile(f"{holds} of {sum(verdicts.values())}", "claims of the paper hold on our records", detail, "claims")

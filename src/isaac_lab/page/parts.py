@@ -1,0 +1,297 @@
+"""What the page is made of: sections of blocks, as plain data that the template turns into HTML."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+__all__ = [
+    "Block",
+    "Chart",
+    "Choice",
+    "Control",
+    "Figure",
+    "Heading",
+    "Item",
+    "Ledger",
+    "Method",
+    "Missing",
+    "Paragraph",
+    "Promises",
+    "Row",
+    "Section",
+    "Source",
+    "Table",
+    "Tile",
+    "Tiles",
+    "identifier",
+]
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Prose; `code` between backticks."""
+
+    kind: ClassVar[str] = "paragraph"
+    text: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Of a part of a section; links to itself."""
+
+    kind: ClassVar[str] = "heading"
+    id: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Says that there is no record, and the command that makes one."""
+
+    kind: ClassVar[str] = "missing"
+    what: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where numbers come from.
+
+    Args:
+        records: Files or folders, as the page should call them.
+        commands: That wrote them.
+        commits: They were written at.
+        times: They were written at, ISO 8601.
+        machines: They were measured on.
+        versions: Of packages, as words.
+    """
+
+    kind: ClassVar[str] = "source"
+    records: tuple[str, ...]
+    commands: tuple[str, ...] = ()
+    commits: tuple[str, ...] = ()
+    times: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, records: Iterable[str], calls: Iterable[Mapping[str, Any]]) -> "Source":
+        """From the entries "command", "commit", "time", "machine" and "versions" of records; none of them has to be there."""
+        known = list(calls)
+
+        def each(key: str) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(str(call[key]) for call in known if call.get(key)))
+
+        machines = dict.fromkeys(_machine(call.get("machine") or {}) for call in known)
+        versions = dict.fromkeys(_versions(call.get("versions") or {}) for call in known)
+        return cls(
+            tuple(dict.fromkeys(records)),
+            each("command"),
+            each("commit"),
+            tuple(sorted(each("time"))),
+            tuple(filter(None, machines)),
+            tuple(filter(None, versions)),
+        )
+
+    @property
+    def days(self) -> str:
+        """The day of the records, or the first and the last."""
+        days = sorted({time[:10] for time in self.times})
+        return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    if machine.get("gpu"):
+        return str(machine["gpu"])
+    threads = machine.get("threads")
+    how = f", {threads} thread{'' if threads == 1 else 's'}" if threads else ""
+    return f"{machine['cpu']}{how}" if machine.get("cpu") else ""
+
+
+def _versions(versions: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of a table.
+
+    Args:
+        cells: The first one is the row's heading.
+        ours: Whether it is about this library.
+        note: Stands in place of all cells but the first: why there are none.
+        marks: By the number of a cell, "good" or "bad".
+    """
+
+    cells: tuple[str, ...]
+    ours: bool = False
+    note: str = ""
+    marks: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings.
+
+    Args:
+        caption: What they are.
+        columns: The headings.
+        rows: In their order.
+        words: Numbers of the columns that hold words; all others hold numbers.
+        note: Below it, small: how to read it.
+        folded: Whether it has to be opened.
+    """
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    words: frozenset[int] = frozenset({0})
+    note: str = ""
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to see a figure: what stands in a specification for each "$name"."""
+
+    label: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Control:
+    """Choices of which one is made; the first one to begin with."""
+
+    label: str
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A box to check: whether a method is shown.
+
+    Args:
+        label: Its name, and its value in the data.
+        hue: Of its lines.
+        dash: Of its lines, as Vega-Lite writes it; empty for a solid one.
+        width: Of its lines.
+        ours: Whether it is this library's.
+    """
+
+    label: str
+    hue: str
+    dash: tuple[int, ...] = ()
+    width: float = 2
+    ours: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture.
+
+    Args:
+        id: Of its element.
+        title: Above it.
+        description: What it shows, for those who do not see it.
+        spec: Of Vega-Lite. "$name" stands for what a control says; colours are variables of the page's style.
+        values: The data.
+    """
+
+    id: str
+    title: str
+    description: str
+    spec: Mapping[str, Any]
+    values: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts with the same controls, and tables of their numbers; small charts stand side by side."""
+
+    kind: ClassVar[str] = "figure"
+    id: str
+    charts: tuple[Chart, ...]
+    caption: str = ""
+    controls: tuple[Control, ...] = ()
+    methods: tuple[Method, ...] = ()
+    tables: tuple[Table, ...] = ()
+    small: bool = False
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure that a reader wants first: the number, what it is, and the section that has the rest."""
+
+    number: str
+    label: str
+    detail: str
+    section: str
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A row of them."""
+
+    kind: ClassVar[str] = "tiles"
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A claim of the ledger."""
+
+    number: str
+    about: str
+    text: str
+    test: str
+    verdict: str
+    figures: str
+    scale: str
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The claims, to be filtered."""
+
+    kind: ClassVar[str] = "ledger"
+    items: tuple[Item, ...]
+    counts: Mapping[str, int]
+    experiments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Promises:
+    """The compatibility table, by area, to be filtered."""
+
+    kind: ClassVar[str] = "promises"
+    columns: tuple[str, ...]
+    areas: Mapping[str, tuple[tuple[str, ...], ...]]
+
+    @property
+    def count(self) -> int:
+        """Of all rows."""
+        return sum(len(rows) for rows in self.areas.values())
+
+
+Block: TypeAlias = Paragraph | Heading | Missing | Source | Table | Figure | Tiles | Ledger | Promises
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading that links to itself; `lead` says what one sees."""
+
+    id: str
+    title: str
+    lead: str
+    blocks: tuple[Block, ...]
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Of its numbers."""
+        return tuple(block for block in self.blocks if isinstance(block, Source))
+
+
+def identifier(*words: str) -> str:
+    """A name for an element, of letters, digits and hyphens."""
+    return "-".join("".join(c if c.isalnum() and c.isascii() else "-" for c in word.lower()) for word in words)

@@ -1,0 +1,48 @@
+"""Numbers as the page writes them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["duration", "number", "percent", "spread", "times"]
+
+#: What rounding leaves of equal numbers.
+NOTHING = 1e-12
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """So many significant digits; thousands are grouped, and only what is very small has an exponent."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if abs(value) < NOTHING:
+        return "0"
+    if abs(value) < 1e-4:
+        return f"{value:.{digits}g}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    text = f"{value:#.{digits}g}"
+    return text.rstrip(".")
+
+
+def spread(found: Mapping[str, Any] | None, digits: int = 3) -> str:
+    """Mean ± standard deviation of {"mean", "std"}."""
+    if found is None or found.get("mean") is None:
+        return "–"
+    deviation = found.get("std")
+    return number(found["mean"], digits) + ("" if deviation is None else f" ± {number(deviation, 2)}")
+
+
+def times(ratio: float | None) -> str:
+    """A ratio, as in "1.25 ×"."""
+    return "–" if ratio is None or not math.isfinite(ratio) else f"{ratio:.2f} ×" if ratio < 100 else f"{ratio:,.0f} ×"
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """A share of 1."""
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
+
+
+def duration(seconds: Sequence[float]) -> str:
+    """From the shortest to the longest."""
+    low, high = number(min(seconds)), number(max(seconds))
+    return f"{low} s" if low == high else f"{low} to {high} s"
