@@ -1,4 +1,4 @@
-"""The command line: `isaac-newton demo`, `bench`, `data`, `reproduce` and `claims`."""
+"""The command line: `isaac-newton demo`, `bench`, `data`, `reproduce`, `claims`, `race`, `report` and more."""
 
 import enum
 import io
@@ -22,7 +22,10 @@ except ModuleNotFoundError as error:
 from isaac_lab.commands import data
 from isaac_lab.commands.claims import claims
 from isaac_lab.commands.compatibility import compatibility
+from isaac_lab.commands.race import race
+from isaac_lab.commands.report import report
 from isaac_lab.commands.reproduce import reproduce
+from isaac_lab.commands.scaling import scaling as scaling_on_paper
 
 # torch and matplotlib take seconds to import and `--help` should not: the commands import them.
 if TYPE_CHECKING:
@@ -36,6 +39,9 @@ app.add_typer(bench, name="bench")
 app.add_typer(data.app, name="data")
 app.command()(reproduce)
 app.command()(claims)
+app.command()(race)
+app.command()(report)
+app.command("scaling")(scaling_on_paper)
 app.command()(compatibility)
 
 

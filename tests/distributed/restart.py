@@ -60,7 +60,7 @@ def main(folder: Path, kill_at: int | None) -> None:
         torch.save(model.module.state_dict(), folder / "weights.pt")
     # Whoever leaves first may take the store away from the others while they still say goodbye.
     dist.barrier()
-    # A thread of gloo's that asks for the GIL while the interpreter shuts down is unwound out of C++ that may not throw: SIGABRT.
+    # A thread of gloo's that asks for the GIL while the interpreter shuts down is unwound out of C++ that may not throw: abort.
     # All is written and all ranks know it, so there is nothing left to shut down.
     os._exit(0)
 

@@ -1,0 +1,501 @@
+"""The page of what ζ* would cost on large GPTs: tables from the model, checks from their record."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isaac_lab.scaling import (
+    H100,
+    LIMIT,
+    MACHINES,
+    Machine,
+    Overhead,
+    Setting,
+    Shape,
+    Workload,
+    best,
+    overhead,
+    plain_memory,
+    plain_seconds,
+)
+
+__all__ = ["AVERAGED", "DEFAULTS", "FEW", "RARE", "Cell", "Plan", "cell", "cells", "chosen_rows", "naive_rows", "page"]
+
+Record = dict[str, Any]
+
+DEFAULTS = Setting()
+#: What the recipes propose for language models.
+AVERAGED = Setting(when="step", decay=0.9, refresh=20, power=0.5)
+FEW = Setting(max_rows=64, tf32=True)
+RARE = Setting(when="step", max_rows=256, refresh=100, tf32=True)
+COMPARED = (
+    DEFAULTS,
+    Setting(tf32=True),
+    Setting(sharing="reduce", tf32=True),
+    FEW,
+    Setting(when="step", tf32=True),
+    Setting(when="step", decay=0.9, refresh=20, tf32=True),
+    Setting(when="step", decay=0.9, refresh=20, power=0.5, tf32=True),
+    RARE,
+    dataclasses.replace(RARE, exclude=("down",)),
+)
+COSTS = ("Communication", "Bytes sent", "GB", "Memory")
+TOKENS = (4096, 8192, 16384, 32768, 65536)
+BLOCKS = (1024, 256)
+KINDS = {
+    "flops": "Floating-point operations that ζ* adds",
+    "traffic": "Bytes that its operators read and write",
+    "memory": "Memory",
+    "communication": "Communication",
+    "time": "Time on a CPU",
+    "device": "Time on an H200, from records of `isaac-newton bench`",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the page is about.
+
+    Args:
+        machine: The GPU.
+        shapes: The models.
+        gpus: Numbers of GPUs.
+        work: The rest of the workload.
+        limit: The share that should not be passed.
+    """
+
+    machine: Machine
+    shapes: tuple[Shape, ...]
+    gpus: tuple[int, ...]
+    work: Workload
+    limit: float = LIMIT
+
+    @property
+    def middle(self) -> int:
+        """The number of GPUs of the tables that are about one."""
+        return self.gpus[min(1, len(self.gpus) - 1)]
+
+    def at(self, gpus: int) -> Workload:
+        """The workload on so many GPUs."""
+        return dataclasses.replace(self.work, gpus=gpus)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model on a number of GPUs.
+
+    Args:
+        shape: The model.
+        gpus: How many.
+        seconds: Of a plain step.
+        bytes: Of a plain step on one GPU, at its peak.
+        fits: Whether the plain step does.
+        naive: What the defaults of `attach` add.
+        setting: The one that stays below the limit or, if there is none, the fastest that fits; None if none does.
+        reached: Whether it stays below the limit in time and bytes sent.
+        cost: What it adds.
+    """
+
+    shape: Shape
+    gpus: int
+    seconds: float
+    bytes: float
+    fits: bool
+    naive: Overhead
+    setting: Setting | None = None
+    reached: bool = False
+    cost: Overhead | None = None
+
+
+def cells(plan: Plan) -> list[Cell]:
+    """Every model on every number of GPUs."""
+    return [cell(shape, plan.at(gpus), plan) for shape in plan.shapes for gpus in plan.gpus]
+
+
+def cell(shape: Shape, work: Workload, plan: Plan) -> Cell:
+    """One model with one workload."""
+    naive = overhead(shape, work, DEFAULTS, plan.machine)
+    plain = plain_seconds(shape, work, plan.machine), sum(plain_memory(shape, work))
+    found = Cell(shape, work.gpus, *plain, naive.plain_fits, naive)
+    if not found.fits:
+        return found
+    reached, fastest = best(shape, work, plan.machine, limit=plan.limit)
+    setting = reached or fastest
+    cost = None if setting is None else overhead(shape, work, setting, plan.machine)
+    return dataclasses.replace(found, setting=setting, reached=reached is not None, cost=cost)
+
+
+def naive_rows(found: Sequence[Cell], limit: float) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the table of plain steps and of what the defaults add."""
+    headings = ["Model", "GPUs", "Plain step", "Plain GB", "Defaults: compute", *COSTS]
+    body = []
+    for one in found:
+        line = [one.shape.name, str(one.gpus), _seconds(one.seconds), f"{one.bytes / 1e9:.1f}"]
+        body.append([*line, *(_costs(one.naive, limit) if one.fits else ["does not fit", *[""] * len(COSTS)])])
+    return headings, body
+
+
+def chosen_rows(found: Sequence[Cell], limit: float) -> tuple[list[str], list[list[str]]]:
+    """The same for the settings below the limit."""
+    headings = ["Model", "GPUs", f"Below {100 * limit:g} %: setting", "Compute", *COSTS]
+    body = []
+    for one in found:
+        line = [one.shape.name, str(one.gpus)]
+        if one.setting is None or one.cost is None:
+            body.append([*line, "none fits" if one.fits else "the plain step does not fit", *[""] * (1 + len(COSTS))])
+        else:
+            words = _chosen(one.setting)
+            body.append([*line, words if one.reached else f"none; fastest: {words}", *_costs(one.cost, limit)])
+    return headings, body
+
+
+def _costs(cost: Overhead, limit: float) -> list[str]:
+    """Compute and `COSTS`."""
+    shares = [_marked(share, limit) for share in (cost.compute, cost.exposed, cost.moved)]
+    return [*shares, _gigabytes(cost), _marked(cost.memory, limit)]
+
+
+def _chosen(setting: Setting) -> str:
+    """A candidate in words; all of them are with TF32."""
+    return dataclasses.replace(setting, tf32=False).words
+
+
+def _marked(share: float, limit: float) -> str:
+    return _percent(share) if share < limit else f"**{_percent(share)}**"
+
+
+def page(plan: Plan, record: Record, *, picture: str, command: str) -> str:
+    """The whole page, Markdown.
+
+    Args:
+        plan: What it is about.
+        record: What `isaac-newton scaling --measure` wrote.
+        picture: The figure, as the page should call it.
+        command: The command that writes the page.
+    """
+    found = cells(plan)
+    parts = [
+        _introduction(plan, command),
+        "## In short\n",
+        _summary(plan, found),
+        f"![Time and memory that ζ* adds, by model size]({picture})\n",
+        "## Sizes and GPUs\n",
+        _CAPTION,
+        _table(*naive_rows(found, plan.limit)),
+        _CHOICE.format(percent=f"{100 * plan.limit:g} %"),
+        _table(*chosen_rows(found, plan.limit)),
+        "## Settings beside each other\n",
+        _comparison(plan),
+        "## More tokens per GPU\n",
+        _tokens(plan),
+        "## What a block size would bring\n",
+        _blocks(plan),
+        _ASSUMPTIONS,
+        _assumptions(plan),
+        _FORMULAS,
+        "## Predicted and measured\n",
+        _checks(record),
+        _NOT_MODELLED,
+    ]
+    return "\n".join(parts)
+
+
+def _introduction(plan: Plan, command: str) -> str:
+    work = plan.work
+    micro = "one micro-batch" if work.micro_batches == 1 else f"{work.micro_batches} micro-batches"
+    return f"""# Scaling on paper
+
+Generated by `{command}`; the tables come from the model in
+`isaac_lab/scaling.py`, the checks from the record in `results/scaling`.
+
+What ζ\\* would cost on GPTs that were not trained here, under FSDP2 on {plan.gpus[0]} to {plan.gpus[-1]} GPUs. **Nothing on
+this page was measured at these sizes.** The model counts what the library does, operator by operator. Its counts are held
+against counts and measurements on small GPTs below; its speeds are assumptions, with sources where there are any. The GPU is
+the {plan.machine.name}; it sees {work.tokens:,} tokens in sequences of {work.length:,}, in {micro} per step.
+All of this can be set: `isaac-newton scaling --help`.
+"""
+
+
+def _summary(plan: Plan, found: Sequence[Cell]) -> str:
+    fitting = [cell for cell in found if cell.fits]
+    naive = [cell.naive.time for cell in fitting]
+    reached = [cell for cell in fitting if cell.reached]
+    fully = [cell for cell in reached if cell.cost is not None and cell.cost.memory < plan.limit]
+    missed = list(dict.fromkeys(cell.shape.name for cell in fitting if not cell.reached))
+    percent = f"{100 * plan.limit:g} %"
+    lines = [
+        f"- With the defaults of `attach` (every row, in each backward pass) a step takes {1 + min(naive):.0f} to "
+        f"{1 + max(naive):.0f} times\n  the plain one. They are made for small batches: at {plan.work.tokens:,} rows Gram "
+        "matrices and inverses are in float64\n  and the weight gradient in float32, while a plain step runs in bf16.",
+        f"- In {len(reached)} of {len(fitting)} cells in which the plain step fits, some setting stays below {percent} in "
+        f"time and in bytes\n  sent and fits into the GPU. In memory it stays below that in {len(fully) or 'none'} of them.",
+    ]
+    if missed:
+        lines.append(f"- With this many tokens no setting does, on some or all numbers of GPUs, at {', '.join(missed)}.")
+    return "\n".join([*lines, _REASONS])
+
+
+_REASONS = """\
+- What keeps time low is `when="step"` with `decay=0` and a large `refresh`: rows are gathered, summed over the ranks and
+  inverted only in every `refresh`-th step, and each GPU multiplies only its own shard of the gradient. With `decay` above 0
+  rows are gathered and summed in every step, whatever `refresh` says.
+- What this costs is memory: every GPU holds every covariance, FSDP2 does not shard them. Where nothing is kept
+  (`when="backward"` with `max_rows`), the gradient that is multiplied is the whole one, on every GPU, and that takes time.
+"""
+
+_CAPTION = """\
+Shares of the plain step's time, bytes sent and peak memory. Compute: arithmetic and memory traffic, none of it hidden.
+Communication: seconds of collectives, none of them hidden. GB: what is added at the peak of one GPU. Bold: above the limit.
+First the defaults of `attach`:
+"""
+
+_CHOICE = """\
+Then the first setting below {percent} in time, bytes sent and memory or, where there is none, in time and bytes sent, if it
+fits. First come more weights conditioned, then a smaller `refresh`, an average before none, more rows. "down" is the second
+matrix of the feed-forward part, whose inputs are the widest. All of these are with
+`torch.set_float32_matmul_precision("high")` (TF32), which loses nothing of bf16 rows, but rounds gradient and inverse to ten
+bits where they are multiplied.
+"""
+
+
+def _both(settings: Sequence[Setting], plan: Plan) -> str:
+    """Two tables of settings by models: time, and memory."""
+    work, headings = plan.at(plan.middle), ["Setting", *(shape.name for shape in plan.shapes)]
+    time, memory = [], []
+    for setting in settings:
+        costs = [overhead(shape, work, setting, plan.machine) for shape in plan.shapes]
+        time.append([setting.words, *(_percent(cost.time) for cost in costs)])
+        memory.append([setting.words, *(_gigabytes(cost) + ("" if cost.fits else " ✗") for cost in costs)])
+    return (
+        f"On {plan.middle} GPUs, time that is added:\n\n{_table(headings, time)}\n"
+        f"GB that are added at the peak of one GPU; ✗: does not fit.\n\n{_table(headings, memory)}"
+    )
+
+
+def _comparison(plan: Plan) -> str:
+    largest = max(plan.shapes, key=lambda shape: shape.parameters)
+    terms = overhead(largest, plan.at(plan.middle), FEW, plan.machine).seconds
+    application, drawn = (100 * terms[term] / sum(terms.values()) for term in ("application", "rows"))
+    return (
+        f"{_both(COMPARED, plan)}\n"
+        f"With `max_rows={FEW.max_rows}` at {largest.name}, {application:.0f} % of the added time is the application: the "
+        "gradient of a layer is brought to float32,\nmultiplied, subtracted and rounded again, about 32 bytes of traffic per "
+        f"weight. {drawn:.0f} % is the rows: all of a layer's input is\nbrought to float32 before a few rows of it are drawn.\n"
+    )
+
+
+def _tokens(plan: Plan) -> str:
+    text = (
+        "The plain step grows with the tokens of a micro-batch, the application of a conditioner does not. The setting below "
+        f"{100 * plan.limit:g} %,\nby tokens per GPU and micro-batch, on {plan.middle} GPUs, with what it adds (all with TF32):"
+        "\n\n"
+    )
+    others = [machine for machine in MACHINES.values() if machine != plan.machine] if plan.machine == H100 else []
+    for machine in (plan.machine, *others):
+        body = [[shape.name, *(_at_tokens(shape, tokens, plan, machine) for tokens in TOKENS)] for shape in plan.shapes]
+        text += f"{machine.name}:\n\n{_table(['Model', *(f'{tokens:,} tokens' for tokens in TOKENS)], body)}\n"
+    return text.removesuffix("\n")
+
+
+def _at_tokens(shape: Shape, tokens: int, plan: Plan, machine: Machine) -> str:
+    if tokens % plan.work.length:
+        return "–"
+    found = cell(shape, dataclasses.replace(plan.at(plan.middle), tokens=tokens), dataclasses.replace(plan, machine=machine))
+    if not found.fits:
+        return "the plain step does not fit"
+    if found.setting is None or found.cost is None:
+        return "none fits"
+    cost = f"{_chosen(found.setting)}: {_percent(found.cost.time)}, {_gigabytes(found.cost)} GB"
+    return cost if found.reached else f"none; fastest: {cost}"
+
+
+def _blocks(plan: Plan) -> str:
+    tried = [RARE, *(dataclasses.replace(RARE, block=block) for block in BLOCKS)]
+    tried += [dataclasses.replace(one, one_per_input=True) for one in tried]
+    tried += [dataclasses.replace(tried[-1], decay=0.9, refresh=20)]
+    return (
+        "The library has no block size, and it keeps one covariance per layer, also where q, k, v or gate and up receive the "
+        "same tensor.\nThe first line is what it does. In the others covariances are cut into blocks of so many features on "
+        "the diagonal, or shared by\nthe layers that receive one tensor. Both would be new options, and what they do to "
+        f"training is not known here.\n{_both(tried, plan)}"
+    )
+
+
+_ASSUMPTIONS = """## Assumptions
+
+Each can be set: `--set step=0.45`. Peak rates are for dense matrices; a data sheet's figure for sparse ones is halved.
+"""
+
+_SOURCES = {
+    "half": ("bf16 products, TFLOP/s", 1e12, "data sheet of the H100 and H200 (NVIDIA)"),
+    "tensor_single": ("TF32 products, TFLOP/s", 1e12, "data sheet"),
+    "single": ("float32 products, TFLOP/s", 1e12, "data sheet"),
+    "double": ("float64 products on tensor cores, TFLOP/s", 1e12, "data sheet"),
+    "bandwidth": ("memory, TB/s", 1e12, "data sheet"),
+    "memory": ("memory, GB", 1e9, "data sheet"),
+    "nvlink": ("NVLink, one direction, GB/s per GPU", 1e9, "data sheet: 900 GB/s in both directions together"),
+    "network": ("network, one direction, GB/s per GPU", 1e9, "one 400 Gb/s adapter per GPU (DGX H100 user guide)"),
+    "per_node": ("GPUs in a node", 1, "DGX H100 user guide"),
+    "step": ("share of the bf16 peak in a plain step", 1, "38 to 43 % on 16,384 H100 (The Llama 3 Herd of Models, 2024)"),
+    "product": ("share of the peak in a product", 1, "assumed; a small product on an H200 is under the checks"),
+    "factor": ("share of the float64 peak in a factorization", 1, "assumed, half of a product's; no measurement"),
+    "eigen": ("share of the float64 peak in an eigensolver", 1, "assumed; no measurement. Used where `power` is not 1"),
+    "copy": ("share of the memory's bandwidth", 1, "assumed; no measurement"),
+    "link": ("share of NVLink and network", 1, "assumed; no measurement"),
+    "column": ("µs per column of a factorization, at least", 1e-6, "between two records of an H200, under the checks"),
+    "collective": ("µs per collective, at least", 1e-6, "assumed; no measurement"),
+    "activation": ("bytes per number in activations", 1, "bf16"),
+    "covariance": ("bytes per number in a covariance", 1, "the library: float32 on a GPU, float64 on a CPU"),
+    "inverse": ("FLOP of an inverse from its factor, over n³", 1, "torch solves for it with cuSOLVER; LAPACK needs 2/3"),
+    "fused": ("rows up to which an inverse is one float32 kernel", 1, "the library"),
+}
+
+
+def _assumptions(plan: Plan) -> str:
+    body = []
+    for name, (meaning, unit, source) in _SOURCES.items():
+        body.append([f"`{name}`", meaning, f"{getattr(plan.machine, name) / unit:g}", source])
+    return _table(["Option", "Meaning", "Value", "Source"], body)
+
+
+_FORMULAS = r"""## Formulas
+
+A layer has n inputs and m outputs, a GPU T tokens per micro-batch; k rows of them feed a conditioner; there are G GPUs. An
+operator takes the longer of its arithmetic and its memory traffic. FLOPs are twice the multiply-adds.
+
+The plain step: 6 · T · n · m per linear layer and 6 · T · length · width per block for causal attention. It takes as long as
+its arithmetic or its communication, whichever is longer. FSDP2 gathers blocks twice and the root once in bf16, and scatters
+float32 gradients. Memory: 16 bytes per parameter over G; two gathered blocks, one block's gradient, embedding and head in
+bf16; a checkpoint per block, 34 · T · width for the block at work, and logits. Recomputation is not in the plain step's time,
+which makes the shares larger than they would be. Its memory is an estimate that nothing here checks.
+
+Every row, `when="backward"` (the defaults):
+
+| Term | Per layer and micro-batch |
+|---|---|
+| rows | T(n+m) numbers to float32 |
+| Gram matrix | 2 min(T,n)² max(T,n), in float64 beyond 128 rows; once for q, k and v |
+| inverse | 7/3 min(T,n)³ in float64 |
+| application | 2 m n² for T ≥ n, else 2 T² min(n,m), in float32 |
+| weight gradient | as in the plain step, but in float32 |
+| communication | none |
+| memory | for a moment 4 T(n+m), and the larger of 8 T n + 40 min(T,n)² and 4 min(T,n)² + 8 m n, less 2 m n |
+
+Few rows (`sharing="reduce"` or `max_rows`), `when="backward"`:
+
+| Term | Per layer and micro-batch |
+|---|---|
+| rows | T n numbers to float32, then averaged or drawn |
+| Gram matrix, inverse | 2 k² n + 7/3 k³; in float32 up to 128 rows |
+| application | 4 k m n + 2 k² m in float32, and 32 bytes of traffic per weight |
+| communication | none; with `process_group` 4 k n G bytes are received |
+| memory | for a moment the larger of 4 T n and 12 m n |
+
+`when="step"`; rows are gathered, summed over ranks and averaged in every step if `decay` > 0, else in every `refresh`-th:
+
+| Term | Per layer |
+|---|---|
+| rows | T n numbers to float32 per micro-batch |
+| Gram matrix | 2 k n² in float32 per micro-batch |
+| inverse | every `refresh` steps 7/3 n³ in float64, on every GPU; 11 n³ where `power` is not 1 |
+| application | 2 m n² / G in float32, in every step |
+| communication | all-reduce of 4 n² bytes |
+| memory | 4 n² until the step; kept 4 n² if `refresh` > 1 and 4 n² if `decay` > 0; for a moment 48 n² of one layer |
+
+No activation is kept beyond those that torch keeps.
+"""
+
+_NOT_MODELLED = """## Not modelled
+
+- The host: Python, launches, and waiting for it. In eager steps of small models that is most of the cost.
+- Overlap. Nothing that ζ\\* adds is hidden behind anything, although inverses could be.
+- What an operator costs however small its operands are, which the small steps on a CPU show.
+- Tensor, pipeline and context parallelism, and replicas of shards (HSDP).
+- Compiled models, in which q, k and v do not share an inverse with `when="backward"`.
+- Norms, biases and positions; of the embedding only what its gradient costs.
+- Fragmentation of the allocator, workspaces of libraries, stragglers, and congestion.
+- What these settings do to the loss. An old covariance of a few rows is not what the paper writes down.
+"""
+
+
+def _checks(record: Record) -> str:
+    machine, versions = record["machine"], record["versions"]
+    parts = []
+    for kind, title in KINDS.items():
+        chosen = [check for check in record["checks"] if check["kind"] == kind]
+        if not chosen:
+            continue
+        body = [
+            [check["what"], check["how"], _amount(check["predicted"], check["unit"]), _measured(check), _error(check)]
+            for check in chosen
+        ]
+        parts.append(f"### {title}\n\n{_NOTES[kind]}\n\n" + _table(["What", "How", "Predicted", "Measured", "Error"], body))
+    hardware = ", ".join(str(part) for part in (machine["cpu"], f"{machine['cores']} cores") if part)
+    software = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
+    source = (
+        f"Record: `results/scaling/checks.json`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. "
+        f"Command: `{record['command']}`. {hardware}; {software}.\n"
+    )
+    return "\n".join([*parts, source])
+
+
+_NOTES = {
+    "flops": "Names give depth × width. Operations of a factorization follow from its size; torch's counter has none for it.\n"
+    "LAPACK needs 2/3 n³ for an inverse where a GPU needs 2 n³; the rest of the formulas is the same.",
+    "traffic": "Small operators (draws, scales, counts) are left out of the model.",
+    "memory": "Covariances are in float64 on a CPU, and its inverses in float32.",
+    "communication": "Bytes that a rank sends if collectives are rings: 2(G−1)/G of what is summed, (G−1)/G of what is\n"
+    "gathered or scattered. FSDP2 gathers float32 here, and covariances are in float64.",
+    "time": "Rates are those of products, factorizations and copies of 512 × 512 matrices in the same rounds; the\n"
+    "plain step's share of the peak is its own. In parentheses: quartiles.",
+    "device": "The captured step runs inverses beside each other and beside the rest; the model hides nothing. `column`\n"
+    "was chosen between the two records of it, so these do not test it.",
+}
+
+
+def _measured(check: Mapping[str, Any]) -> str:
+    text = _amount(check["measured"], check["unit"])
+    return f"{text} ({check['low']:.2f}–{check['high']:.2f})" if "low" in check else text
+
+
+def _error(check: Mapping[str, Any]) -> str:
+    predicted, measured = check["predicted"], check["measured"]
+    if predicted == measured:
+        return "0"
+    if not measured:
+        return "–"
+    share = predicted / measured - 1
+    return "0" if abs(share) < 5e-7 else f"{100 * share:+.1f} %" if abs(share) >= 5e-4 else "< 0.1 %"
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit in ("FLOP", "B"):
+        for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if abs(value) >= factor:
+                return f"{value / factor:.4g} {prefix}{unit}"
+        return f"{value:.4g} {unit}"
+    return f"{value:.3g} {unit}" if unit != "share" else f"{value:.2f}"
+
+
+def _percent(share: float) -> str:
+    value = 100 * share
+    if value == 0:
+        return "0 %"
+    return f"{value:,.0f} %" if value >= 10 else f"{value:.2f} %" if value >= 0.005 else "< 0.01 %"
+
+
+def _gigabytes(cost: Overhead) -> str:
+    value = cost.extra_bytes / 1e9
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1 else f"{1e3 * value:.0f} ms"
+
+
+def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    words = ("Model", "Setting", "What", "How", "Option", "Meaning", "Source")
+    alignment = ["---" if heading in words or heading.endswith(("setting", "tokens")) else "--:" for heading in headings]
+    lines = [headings, alignment, *body]
+    return "".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |\n" for line in lines)
