@@ -82,6 +82,40 @@ def test_a_captured_step_equals_an_eager_one(optimizer: str, damping: Any) -> No
     assert_close(captured, eager, 1e-5 if optimizer == "SGD" else 1e-3)
 
 
+@pytest.mark.parametrize("innermost", [False, True])
+@pytest.mark.parametrize("how", ["eager", "captured", "autocast"])
+def test_convolutions_that_share_an_average_equal_the_cpu_in_float64(how: str, innermost: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 6, 3, stride=2), nn.Flatten(), nn.Linear(54, 4)
+    )
+    twin = copy.deepcopy(model).double()
+    x, y = torch.randn(20, 3, 8, 8), torch.randint(4, (20,))
+    isaac.attach(twin, damping=0.3, sharing="reduce")
+    F.cross_entropy(twin(x.double()), y).backward()
+    model, x, y = model.cuda(), x.cuda(), y.cuda()
+    if innermost:
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    isaac.attach(model, damping=0.3, sharing="reduce")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=how == "autocast"):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run = isaac.capture(step, x, y) if how == "captured" else step
+    for _ in range(6):
+        run(x, y)
+    for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert parameter.grad.stride() == parameter.stride(), name
+        assert_close(parameter.grad.cpu().double(), other.grad, 3e-2 if how == "autocast" else TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("bias", ["plain", "joint"])
 def test_a_captured_step_takes_the_options_of_attach(bias: str) -> None:
     assert_close(train("captured", bias=bias), train("cpu", bias=bias), TOLERANCE[torch.float32])

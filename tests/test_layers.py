@@ -163,6 +163,40 @@ def test_two_dimensional_convolutions_agree_with_unfold(layer: nn.Conv2d, sharin
         assert_close(actual["weight"][part].flatten(1), right(gradient, chosen_rows(patches, sharing)))
 
 
+@pytest.mark.parametrize("innermost", [False, True])
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"padding": (2, 0), "dilation": (1, 2), "groups": 2}])
+def test_the_average_patch_is_the_same_by_one_product_and_by_one_for_each_dimension(
+    options: dict[str, Any], innermost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = nn.Conv2d(4, 6, (3, 2), **options)
+    patches = rows.Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups)
+    x = torch.randn(3, 4, 9, 8, dtype=torch.float64)
+    x = x.to(memory_format=torch.channels_last) if innermost else x
+    expected, count = patches.average(x)
+    view, positions = patches(x)
+    assert count == math.prod(view.shape[2:4])
+    assert_close(expected, rows.gather(view, positions, sharing="reduce"), 1e-12)
+    monkeypatch.setattr(rows, "_sums_by_dimension", rows._sums_at_once)  # what a GPU does
+    assert_close(patches.average(x)[0], expected, 1e-12)
+
+
+@pytest.mark.parametrize("sums", [rows._sums_by_dimension, rows._sums_at_once])
+def test_an_empty_batch_has_no_averages(sums: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_sums_by_dimension", sums)
+    means, places = rows.Patches((3, 3), (1, 1), (1, 1), (1, 1)).average(torch.empty(0, 2, 5, 4))
+    assert means.shape == (1, 0, 18)
+    assert places == 20
+
+
+def test_taps_without_values_are_not_kept() -> None:
+    patches = rows.Patches((3, 3), (1, 1), (1, 1), (1, 1))
+    shape = (2, 3, 17, 19)  # of no other test
+    with torch._subclasses.FakeTensorMode():
+        fake = patches.average(torch.empty(shape))[0]
+    assert isinstance(fake, torch._subclasses.FakeTensor)
+    assert type(patches.average(torch.randn(shape))[0]) is Tensor
+
+
 def test_unbatched_convolutions_have_one_sample() -> None:
     for layer in (nn.Conv2d(3, 4, 3, dtype=torch.float64), nn.ConvTranspose2d(3, 4, 3, dtype=torch.float64)):
         x = torch.randn(3, 6, 6, dtype=torch.float64)

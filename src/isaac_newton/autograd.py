@@ -65,7 +65,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
         if settings.overlap is not None:
             # Its inputs are all there is to wait for, so it starts before the layer's own product.
             settings.overlap.update([id(weight), id(bias)])
-            with streams.beside(site, input):
+            with streams.beside(site, input), full_precision(input):
                 conditioner = row_conditioner(as_rows(input.detach()), site, shared, joint=is_joint(bias, site))
         elif not is_joint(bias, site) and can_wait(input):
             conditioner = Awaited(input, site, shared)
@@ -131,7 +131,7 @@ def condition(
         site.settings.overlap.update([id(weight), id(joint)])
         if site.settings.takes_few_rows:
             # They are all that the conditioner depends on, so it starts before the layer's own product.
-            with streams.beside(site, input):
+            with streams.beside(site, input), full_precision(input):
                 early = columns_conditioner(input.detach(), layout, site, shared, joint=joint is not None)
     arguments = (weight, joint, input, layout, site, shared, early)
     new_weight, new_bias = (_apply_traced if traced else _apply)(_Condition, *arguments)
@@ -206,7 +206,8 @@ class _Condition(torch.autograd.Function):
             gradients = _condition_gradients(ctx, x, grad_weight, grad_bias)
         else:
             with streams.beside(site, *(tensor for tensor in (x, grad_weight, grad_bias) if tensor is not None)):
-                gradients = _condition_gradients(ctx, x, grad_weight, grad_bias)
+                weight, bias = _condition_gradients(ctx, x, grad_weight, grad_bias)
+                gradients = _laid_out(weight, ctx.parameters[0]), bias
             if all(_is_stored_as_it_is(p, overlap) for p in ctx.parameters) and not ctx.joint:
                 streams.join_after_backward(site)
             else:
@@ -299,9 +300,16 @@ def _gradients(
     return grad_weight, grad_bias
 
 
+def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, so that autograd need not copy it."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+
+
 def _is_stored_as_it_is(parameter: Tensor, uses: Mapping[int, int]) -> bool:
     """Whether autograd will keep a new gradient of this parameter without a kernel that could run before it is there.
 
     It adds to a gradient that exists, sums those of several uses, and copies one whose layout is not the parameter's.
     """
-    return parameter.is_leaf and parameter.grad is None and uses[id(parameter)] <= 1 and parameter.is_contiguous()
+    # The second is what torch calls channels-last.
+    dense = parameter.is_contiguous() or (parameter.dim() > 2 and parameter.movedim(1, -1).is_contiguous())
+    return parameter.is_leaf and parameter.grad is None and uses[id(parameter)] <= 1 and dense

@@ -94,12 +94,11 @@ class Layout:
 
     def rows(self, input: Tensor, settings: Settings) -> tuple[Float[Tensor, "groups rows features"], int]:
         """The rows of the conditioner, in float32 or better, and how many rows the layer multiplied."""
-        x = cast(input, working_dtype(input.dtype))
         if settings.sharing == "reduce" and self.mask is None and isinstance(self.arrange, rows.Patches):
-            means, count = self.arrange.average(x)
+            means, count = self.arrange.average(input)
             gathered = rows.gather(means, 0, max_rows=settings.max_rows, seed=settings.seed)
             return gathered, count * means.shape[1]
-        view, positions = self.arrange(x)
+        view, positions = self.arrange(cast(input, working_dtype(input.dtype)))
         places = view.shape[1 : 2 + positions]
         mask = self.mask if self.mask is not None and self.mask.shape == places else None
         gathered = rows.gather(

@@ -6,10 +6,11 @@ a two-dimensional convolution. `gather` turns it into the rows that feed a condi
 only place that copies.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -51,31 +52,24 @@ class Patches:
         return x.permute(1, 0, *places, 2, *window), space
 
     def average(self, x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "groups samples features"], int]:
-        """The mean of a sample's patches, and how many these are, without forming any of them.
+        """The mean of a sample's patches, in float32 or better, and how many these are, without forming any of them.
 
-        The mean of what one tap of the kernel sees is a sum over the pixels that it touches; which these are factors over the
-        dimensions, so each dimension is one product with a matrix of zeros and ones.
+        The mean of what one tap of the kernel sees is a sum over the pixels that it touches: a product with a matrix of zeros
+        and ones, which factors over the dimensions.
         """
         x, margins = self._batched(x), self._margins()
         if self.padding_mode != "zeros":
             x, margins = self._padded(x, margins), [(0, 0)] * len(margins)
         samples, channels, *space = x.shape
-        total = math.prod([self._places(dim, size, margins[dim]) for dim, size in enumerate(space)])
-        tail = 1
-        for dim in reversed(range(len(space))):
-            taps = self._taps(dim, space[dim], margins[dim], x)
-            x = x.reshape(-1, space[dim]) @ taps if tail == 1 else taps.mT @ x.reshape(-1, space[dim], tail)
-            tail *= self.kernel[dim]
-        x = x.reshape(samples, self.groups, channels // self.groups * tail) / max(total, 1)
-        return x.transpose(0, 1), total
+        sizes = tuple(self._size(dim, size, margins[dim]) for dim, size in enumerate(space))
+        total = math.prod([size.places for size in sizes])
+        sums = _sums_at_once(x, sizes) if x.device.type == "cuda" else _sums_by_dimension(x, sizes)
+        features = channels // self.groups * math.prod(self.kernel)
+        return (sums.reshape(samples, self.groups, features) / max(total, 1)).transpose(0, 1), total
 
-    def _taps(self, dim: int, size: int, margin: tuple[int, int], like: Tensor) -> Float[Tensor, "size kernel"]:
-        """1 where a tap of the kernel touches a pixel at some place."""
+    def _size(self, dim: int, size: int, margin: tuple[int, int]) -> "_Size":
         kernel, stride, dilation = self.kernel[dim], self.stride[dim], self.dilation[dim]
-        places = self._places(dim, size, margin)
-        first = torch.arange(kernel, device=like.device) * dilation - margin[0]
-        offset = torch.arange(size, device=like.device)[:, None] - first
-        return ((offset >= 0) & (offset % stride == 0) & (offset < places * stride)).to(like.dtype)
+        return _Size(size, self._places(dim, size, margin), kernel, stride, dilation, margin[0])
 
     def _places(self, dim: int, size: int, margin: tuple[int, int]) -> int:
         return (size + sum(margin) - self.dilation[dim] * (self.kernel[dim] - 1) - 1) // self.stride[dim] + 1
@@ -97,6 +91,71 @@ class Patches:
         if not any(sides):
             return x
         return F.pad(x, sides, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
+
+
+class _Size(NamedTuple):
+    """One dimension of a convolution: pixels, places of the kernel, its arguments, and zeros before the first pixel."""
+
+    pixels: int
+    places: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+
+    def taps(self, like: Tensor) -> Float[Tensor, "pixels kernel"]:
+        """1 where a tap of the kernel touches a pixel at some place."""
+        first = torch.arange(self.kernel, device=like.device) * self.dilation - self.before
+        offset = torch.arange(self.pixels, device=like.device)[:, None] - first
+        return ((offset >= 0) & (offset % self.stride == 0) & (offset < self.places * self.stride)).to(like.dtype)
+
+
+#: Matrices of taps by their sizes, dtype and device: small, the same in every step, and dozens of operations to make.
+_TAPS: dict[tuple[object, ...], Tensor] = {}
+_MOST_TAPS = 256
+
+
+def _taps(sizes: tuple[_Size, ...], like: Tensor) -> Float[Tensor, "pixels kernel"]:
+    """The taps of several dimensions as one matrix."""
+    # What is made in a graph, or of tensors without values, is not there for others.
+    if torch.compiler.is_compiling() or type(like) is not Tensor:
+        return functools.reduce(torch.kron, [size.taps(like) for size in sizes])
+    key = (sizes, like.dtype, like.device)
+    found = _TAPS.get(key)
+    if found is None:
+        found = functools.reduce(torch.kron, [size.taps(like) for size in sizes])
+        if not (like.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            if len(_TAPS) >= _MOST_TAPS:
+                _TAPS.clear()
+            _TAPS[key] = found
+    return found
+
+
+def _sums_by_dimension(x: Float[Tensor, "samples channels ..."], sizes: tuple[_Size, ...]) -> Float[Tensor, "..."]:
+    """Of the pixels that each tap touches, (samples · channels · taps): fewest multiplications."""
+    x = x if x.dtype is torch.float64 else x.float()
+    tail = 1
+    for size in reversed(sizes):
+        taps = _taps((size,), x)
+        x = x.reshape(-1, size.pixels) @ taps if tail == 1 else taps.mT @ x.reshape(-1, size.pixels, tail)
+        tail *= size.kernel
+    return x
+
+
+def _sums_at_once(x: Float[Tensor, "samples channels ..."], sizes: tuple[_Size, ...]) -> Float[Tensor, "samples channels taps"]:
+    """The same by one product that reads the input once, as it lies in memory and in the dtype that it has."""
+    differentiable = x.requires_grad and torch.is_grad_enabled()
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    if half and differentiable:
+        x, half = x.float(), False
+    more: dict[str, Any] = {"out_dtype": torch.float32} if half else {}
+    taps = _taps(sizes, x)
+    samples, channels = x.shape[:2]
+    inner = x.movedim(1, -1)
+    if inner.is_contiguous() and not x.is_contiguous():
+        sums: Tensor = torch.bmm(taps.mT.expand(samples, -1, -1), inner.reshape(samples, len(taps), channels), **more)
+        return sums.mT
+    return torch.mm(x.reshape(samples * channels, len(taps)), taps, **more).view(samples, channels, taps.shape[1])
 
 
 def gather(
