@@ -14,7 +14,7 @@ import isaac_newton as isaac
 from isaac_lab.bench.formula import attach_formula
 from isaac_lab.records import installed
 
-__all__ = ["BASELINE", "METHODS", "SHAPE_METHODS", "Method", "Step", "missing"]
+__all__ = ["BASELINE", "METHODS", "SHAPE_METHODS", "Method", "Step", "kfac_backward", "missing"]
 
 #: `step(x, y)` trains on one batch and returns the loss.
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -75,16 +75,28 @@ def zeta(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
 
 
 def kfac(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
-    """K-FAC with the factors of the BackPACK library and both inverses formed: λ² (B + λI)⁻¹ ∇ (A + λI)⁻¹, λ² as in ζ."""
+    """K-FAC with the factors of the BackPACK library."""
+    backward = kfac_backward(model, loss_fn, damping)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = backward(x, y)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def kfac_backward(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
+    """Forward and backward pass that leave λ² (B + λI)⁻¹ ∇ (A + λI)⁻¹ in `.grad`, λ² as in ζ, one sample per example."""
     # Optional, and without types of its own.
     backpack, extensions = importlib.import_module("backpack"), importlib.import_module("backpack.extensions")
     # The loss is shared with the other methods, whose steps BackPACK's hooks would slow down.
     model, loss_fn = backpack.extend(model), backpack.extend(copy.deepcopy(loss_fn))
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     weights: list[Any] = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
+    def backward(x: Tensor, y: Tensor) -> Tensor:
         loss: Tensor = loss_fn(model(x), y)
         with warnings.catch_warnings(), backpack.backpack(extensions.KFAC(mc_samples=1)):
             # Torch warns where the network's input needs no gradient, as it should not.
@@ -94,10 +106,9 @@ def kfac(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
             left, right = (_damped_inverse(factor, damping) for factor in weight.kfac)
             weight.grad = damping**2 * left @ weight.grad @ right
             del weight.kfac
-        optimizer.step()
         return loss
 
-    return step
+    return backward
 
 
 def missing(method: str) -> str | None:

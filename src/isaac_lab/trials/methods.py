@@ -1,7 +1,6 @@
 """How a trial trains: the optimizers people pick, and ISAAC on top of those that take any gradient."""
 
 import importlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 import isaac_newton as isaac
 from isaac_lab.bench.formula import attach_formula
+from isaac_lab.bench.steps import kfac_backward
 from isaac_lab.records import installed
 from isaac_lab.trials.trial import Trial
 from isaac_lab.trials.workload import Workload
@@ -164,7 +164,7 @@ def unable(trial: Trial, workload: Workload) -> str:
     optimizer = OPTIMIZERS[trial.optimizer]
     if optimizer.module and not installed(optimizer.module):
         return f"{optimizer.package} is not installed"
-    if trial.optimizer == "kfac" and not workload.flat:
+    if trial.optimizer == "kfac" and (workload.loss_fn is None or not workload.flat):
         return "BackPACK's factors exist for networks of linear layers with one row per example only"
     if trial.conditioning == "formula" and not workload.flat:
         return "the printed formula is for linear layers with one row per example only"
@@ -202,7 +202,9 @@ def prepare(trial: Trial, workload: Workload, model: nn.Module) -> Training:
     if handle is not None and trial.conditioning == "running":
         for optimizer in optimizers:
             handle.bind(optimizer)
-    backward = _BackPACK(model, workload, trial.damping) if trial.optimizer == "kfac" else None
+    backward = None
+    if trial.optimizer == "kfac" and workload.loss_fn is not None:
+        backward = kfac_backward(model, workload.loss_fn, trial.damping)
 
     def step(*batch: Tensor) -> Tensor:
         for optimizer in optimizers:
@@ -219,30 +221,3 @@ def prepare(trial: Trial, workload: Workload, model: nn.Module) -> Training:
         return loss.detach()
 
     return Training(step, optimizers)
-
-
-class _BackPACK:
-    """K-FAC with the factors of the BackPACK library, one sample per example: λ² (B + λI)⁻¹ ∇ (A + λI)⁻¹, λ² as in ζ."""
-
-    def __init__(self, model: nn.Module, workload: Workload, damping: float) -> None:
-        self._library = importlib.import_module("backpack")
-        self._extensions = importlib.import_module("backpack.extensions")
-        self._model = self._library.extend(model)
-        self._loss = self._library.extend(nn.CrossEntropyLoss() if "test_accuracy" in workload.metrics else nn.MSELoss())
-        self._damping = damping
-        self._weights: list[Any] = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        loss: Tensor = self._loss(self._model(x), y)
-        with warnings.catch_warnings(), self._library.backpack(self._extensions.KFAC(mc_samples=1)):
-            # Torch warns where the network's input needs no gradient, as it should not.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            loss.backward()
-        for weight in self._weights:
-            left, right = (self._inverse(factor) for factor in weight.kfac)
-            weight.grad = self._damping**2 * left @ weight.grad @ right
-            del weight.kfac
-        return loss
-
-    def _inverse(self, factor: Tensor) -> Tensor:
-        return torch.inverse(factor + self._damping * torch.eye(len(factor), device=factor.device, dtype=factor.dtype))

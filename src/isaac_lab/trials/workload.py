@@ -23,6 +23,7 @@ class Workload(abc.ABC):
         metrics: What is measured besides the losses, by name, with a title for people.
         fixed: Whether all batches have one shape and the step looks at no value, so that it can be one CUDA graph.
         flat: Whether every linear layer sees rows of one example each, which K-FAC by BackPACK and the printed formula need.
+        loss_fn: What is between a flat network's outputs and its loss, which K-FAC by BackPACK looks into.
         last: Name of the last layer.
         steps: Training steps of an epoch.
         network: What `Trial.model` must say; "" where the workload alone decides what is trained.
@@ -38,6 +39,7 @@ class Workload(abc.ABC):
     metrics: ClassVar[Mapping[str, str]] = {}
     fixed: bool = True
     flat: bool = False
+    loss_fn: nn.Module | None = None
     last: str
     steps: int
     network: str = ""

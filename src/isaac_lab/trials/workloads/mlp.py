@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from isaac_lab import noise
 from isaac_lab.data import sets
@@ -22,6 +21,7 @@ MOST_MEASURED = 10_000
 class _Network(Workload):
     batch = 60
     flat = True
+    loss_fn: nn.Module
 
     def __init__(self, name: str, sizes: tuple[int, ...], device: str, folder: Path | None) -> None:
         data = sets.load(name, folder)
@@ -45,7 +45,8 @@ class _Network(Workload):
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over the batch."""
         x, y = batch
-        return self._loss(model(x), y)
+        loss: Tensor = self.loss_fn(model(x), y)
+        return loss
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -56,17 +57,14 @@ class _Network(Workload):
         test = self._examples(self.test_inputs, self.test_labels)
         output = model(test[0])
         found = {
-            "train_loss": self._loss(model(train[0]), train[1]).item(),
-            "test_loss": self._loss(output, test[1]).item(),
+            "train_loss": self.loss_fn(model(train[0]), train[1]).item(),
+            "test_loss": self.loss_fn(output, test[1]).item(),
             **self._measure(output, test[1]),
         }
         model.train()
         return found
 
     def _examples(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         raise NotImplementedError
 
     def _measure(self, output: Tensor, target: Tensor) -> dict[str, float]:
@@ -76,13 +74,11 @@ class _Network(Workload):
 class Classifier(_Network):
     """Cross-entropy of ten classes."""
 
+    loss_fn = nn.CrossEntropyLoss()
     metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
 
     def _examples(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return inputs, labels
-
-    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(output, target)
 
     def _measure(self, output: Tensor, target: Tensor) -> dict[str, float]:
         return {"test_accuracy": (output.argmax(1) == target).double().mean().item()}
@@ -91,11 +87,10 @@ class Classifier(_Network):
 class Autoencoder(_Network):
     """Mean squared error to the input."""
 
+    loss_fn = nn.MSELoss()
+
     def _examples(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return inputs, inputs
-
-    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.mse_loss(output, target)
 
 
 @registered("mnist-mlp")
