@@ -117,6 +117,13 @@ def test_convolutions_that_share_an_average_equal_the_cpu_in_float64(how: str, i
         assert_close(parameter.grad.cpu().double(), other.grad, 3e-2 if how == "autocast" else TOLERANCE[torch.float32])
 
 
+def test_taps_without_values_are_not_kept() -> None:
+    with torch._subclasses.FakeTensorMode():
+        means = rows.Patches((3, 3), (1, 1), (1, 1), (1, 1)).average(torch.empty(2, 3, 17, 19, device="cuda"))[0]
+    assert means.shape == (1, 2, 27)
+    assert not any(isinstance(taps, torch._subclasses.FakeTensor) for taps in rows._TAPS.values())
+
+
 @pytest.mark.parametrize("bias", ["plain", "joint"])
 def test_a_captured_step_takes_the_options_of_attach(bias: str) -> None:
     assert_close(train("captured", bias=bias), train("cpu", bias=bias), TOLERANCE[torch.float32])

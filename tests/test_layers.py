@@ -188,13 +188,6 @@ def test_an_empty_batch_has_no_averages(sums: Callable[..., Tensor], monkeypatch
     assert places == 20
 
 
-def test_taps_without_values_are_not_kept() -> None:
-    with torch._subclasses.FakeTensorMode():
-        means = rows.Patches((3, 3), (1, 1), (1, 1), (1, 1)).average(torch.empty(2, 3, 17, 19, device="cuda"))[0]
-    assert means.shape == (1, 2, 27)
-    assert not any(isinstance(taps, torch._subclasses.FakeTensor) for taps in rows._TAPS.values())
-
-
 def test_unbatched_convolutions_have_one_sample() -> None:
     for layer in (nn.Conv2d(3, 4, 3, dtype=torch.float64), nn.ConvTranspose2d(3, 4, 3, dtype=torch.float64)):
         x = torch.randn(3, 6, 6, dtype=torch.float64)
