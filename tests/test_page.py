@@ -640,6 +640,7 @@ def test_all_methods_come_back_at_once(browser: Browser) -> None:
     for everything, expected in (("", 0), ("1", 8)):
         browser.run(f"document.querySelector('#figure-{chart} button[data-all=\"{everything}\"]').click()")
         browser.until(lambda expected=expected: browser.lines(chart) == expected)
+        assert browser.lines(chart) == expected
 
 
 def test_a_map_shows_loss_or_accuracy(browser: Browser) -> None:

@@ -20,7 +20,7 @@ from isaac_lab.cli import app
 from isaac_lab.data import text
 from isaac_lab.evidence import Evidence, Verdict
 from isaac_lab.experiments import EXPERIMENTS, runner, tab1
-from isaac_lab.experiments.tab1 import COLUMNS, METHODS, PLANS, TASKS, Plan, Run, grid
+from isaac_lab.experiments.finetuning import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Plan, Run, grid
 from isaac_lab.store import StoreError
 from isaac_lab.trials import loop, methods, pool
 from isaac_lab.trials.trial import Trial
@@ -333,7 +333,7 @@ def test_every_method_may_try_equally_many_settings() -> None:
         for task in TASKS:
             tried = {method: grid(run, task, method) for method in task.methods}
             assert {len(set(trials)) for trials in tried.values()} == {len(plan.rates[task.optimizer])}
-            assert {trial.seed for trials in tried.values() for trial in trials} == {tab1.TUNING_SEED}
+            assert {trial.seed for trials in tried.values() for trial in trials} == {TUNING_SEED}
             assert {(trial.optimizer, trial.schedule) for trials in tried.values() for trial in trials} == {
                 (task.optimizer, "linear")
             }

@@ -11,7 +11,7 @@ from typing import Any
 
 from isaac_lab.checks import unknown
 from isaac_lab.evidence import Check, Claim, Evidence, Finding, Verdict
-from isaac_lab.experiments.tab1 import METHODS, TASKS, Task
+from isaac_lab.experiments.finetuning import METHODS, TASKS, Task
 
 __all__ = ["BERT"]
 

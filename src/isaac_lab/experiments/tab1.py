@@ -12,23 +12,35 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from matplotlib.axes import Axes
 
 from isaac_lab.data import text
+from isaac_lab.experiments.finetuning import (
+    COLUMNS,
+    METHODS,
+    PAPER,
+    PAPER_RUNS,
+    PLANS,
+    STAGES,
+    TASKS,
+    TUNING_SEED,
+    Run,
+    Task,
+    ended,
+    grid,
+    over_seeds,
+    score,
+)
 from isaac_lab.experiments.folder import View, read_json
 from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.progress import Update
 from isaac_lab.records import origin, write
-from isaac_lab.report.canvas import GREY, headline, save, sheet, wrapped
-from isaac_lab.report.lines import HUES
+from isaac_lab.report import intervals
 from isaac_lab.store import StoreError
 from isaac_lab.trials import pool, times
 from isaac_lab.trials.store import Store
@@ -36,201 +48,7 @@ from isaac_lab.trials.trial import Trial
 from isaac_lab.trials.workload import make
 from isaac_lab.trials.workloads import glue
 
-__all__ = ["COLUMNS", "EXPERIMENT", "METHODS", "PLANS", "TASKS", "Method", "Plan", "Task", "grid", "summary"]
-
-#: Of the grid; those that the table shows follow it.
-TUNING_SEED = 0
-
-
-@dataclass(frozen=True)
-class Method:
-    """A row of the table: its label, a key of `trials.methods.CONDITIONINGS`, and a key of `HUES`."""
-
-    label: str
-    conditioning: str
-    hue: str
-
-
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        "gradient": Method("∇", "none", "black"),
-        "expand": Method("ζ*", "zeta_star", "red"),
-        "reduce": Method("ζ* reduce", "reduce", "blue"),
-    }
-)
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is trained how.
-
-    Args:
-        name: Of the workload.
-        title: For people.
-        optimizer: The one that the paper uses.
-        metrics: Names in the records, with headings.
-        methods: Those that are tried.
-        shown: Whether it is in the table, over seeds; otherwise its grid is all there is, for a claim.
-    """
-
-    name: str
-    title: str
-    optimizer: str
-    metrics: Mapping[str, str]
-    methods: tuple[str, ...] = tuple(METHODS)
-    shown: bool = True
-
-    @property
-    def columns(self) -> list[str]:
-        """The headings of the table."""
-        return [f"{self.title} ({heading})" for heading in self.metrics.values()]
-
-
-_SIMILARITY = {"pearson": "Pearson", "spearman": "Spearman"}
-TASKS = (
-    Task("cola", "CoLA", "adam", {"matthews": "Matthews"}),
-    Task("mrpc", "MRPC", "adam", {"accuracy": "accuracy", "f1": "F1"}),
-    Task("stsb", "STS-B", "momentum", _SIMILARITY),
-    # The paper says that Adam did not work well there.
-    Task("stsb", "STS-B with Adam", "adam", _SIMILARITY, methods=("expand",), shown=False),
-)
-COLUMNS = [column for task in TASKS if task.shown for column in task.columns]
-#: What is trained together; where time ends early, STS-B is what is missing.
-STAGES = (TASKS[:2], TASKS[2:])
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is run at a scale.
-
-    Args:
-        epochs: Of a run.
-        seeds: Runs of each cell of the table.
-        rates: By optimizer, the learning rates of the gradient.
-        conditioned: By optimizer, those of ζ*.
-        dampings: λ of ζ*; each with each of its rates. `isaac_newton.suggest_damping` says 0.2 to 2 for all-MiniLM-L6-v2.
-        rounds: How often the methods take turns when their steps are timed.
-    """
-
-    epochs: int
-    seeds: int
-    rates: Mapping[str, tuple[float, ...]]
-    conditioned: Mapping[str, tuple[float, ...]]
-    dampings: tuple[float, ...]
-    rounds: int = 10
-
-
-PLANS: Mapping[str, Plan] = MappingProxyType(
-    {
-        "smoke": Plan(
-            2, 2, {"adam": (3e-3, 1e-2), "momentum": (1e-2, 1e-1)}, {"adam": (1e-2,), "momentum": (1e-1,)}, (0.1, 1.0), rounds=3
-        ),
-        "quick": Plan(
-            3,
-            5,
-            {"adam": (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4), "momentum": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)},
-            {"adam": (5e-5, 1e-4, 2e-4), "momentum": (3e-3, 1e-2, 3e-2)},
-            (0.3, 3.0),
-        ),
-        "paper": Plan(
-            3,
-            10,
-            {
-                "adam": (5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 7e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3),
-                "momentum": (3e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2, 3e-2, 1e-1),
-            },
-            {"adam": (2e-5, 5e-5, 1e-4, 2e-4), "momentum": (1e-3, 3e-3, 1e-2, 3e-2)},
-            (0.1, 1.0, 10.0),
-        ),
-    }
-)
-
-#: The paper's Table 1, in percent: BERT-Base on CoLA and MRPC, BERT-Mini on CoLA and STS-B, 10 runs.
-PAPER: Mapping[tuple[str, str], tuple[tuple[float, float] | None, ...]] = MappingProxyType(
-    {
-        ("∇", "BERT-Base"): ((54.20, 7.56), (82.52, 1.22), (87.88, 0.74), None, None),
-        ("ζ*", "BERT-Base"): ((57.62, 1.59), (83.28, 0.89), (88.28, 0.70), None, None),
-        ("∇", "BERT-Mini"): ((21.08, 2.88), None, None, (76.98, 1.10), (76.88, 0.79)),
-        ("ζ*", "BERT-Mini"): ((24.67, 2.62), None, None, (81.09, 1.58), (80.82, 1.57)),
-    }
-)
-PAPER_RUNS = 10
-
-
-@dataclass(frozen=True)
-class Run:
-    """What run.json says of an experiment.
-
-    Args:
-        model: Name of the encoder.
-        weights: Checksum of its weights.
-        seeds: Runs of each cell.
-        steps: Of a training run, by workload.
-        scale: Name of the scale.
-    """
-
-    model: str
-    weights: str
-    seeds: int
-    steps: Mapping[str, int]
-    scale: str
-
-    @property
-    def plan(self) -> Plan:
-        """What is run at this scale."""
-        return PLANS[self.scale]
-
-    def trial(self, task: Task, method: str, rate: float, damping: float, seed: int) -> Trial:
-        """A full training run."""
-        return Trial(
-            task.name,
-            task.optimizer,
-            METHODS[method].conditioning,
-            learning_rate=rate,
-            damping=damping,
-            schedule="linear",
-            steps=self.steps[task.name],
-            points=self.plan.epochs,
-            seed=seed,
-            small=self.scale == "smoke",
-            model=self.model,
-        )
-
-
-def grid(run: Run, task: Task, method: str) -> list[Trial]:
-    """The settings that a method may choose from; equally many for each."""
-    plan = run.plan
-    if method == "gradient":
-        return [run.trial(task, method, rate, 0.0, TUNING_SEED) for rate in plan.rates[task.optimizer]]
-    pairs = product(plan.conditioned[task.optimizer], plan.dampings)
-    return [run.trial(task, method, rate, damping, TUNING_SEED) for rate, damping in pairs]
-
-
-def _chosen(run: Run, task: Task, method: str, store: Store) -> Trial | None:
-    """The setting whose run has the best scores at its end, the mean of a task's two; None before all have been run."""
-    records = [store.get(trial) for trial in grid(run, task, method)]
-    if any(record is None for record in records):
-        return None
-    finished = [record for record in records if record is not None and _ended(record, task)]
-    best = max(finished, key=lambda record: _score(record, task), default=None)
-    return None if best is None else Trial.from_mapping(best["trial"])
-
-
-def _ended(record: Mapping[str, Any], task: Task) -> bool:
-    """Whether a run went to its end, with scores that are numbers."""
-    return record["status"] == "finished" and all(record["points"][-1][metric] is not None for metric in task.metrics)
-
-
-def _score(record: Mapping[str, Any], task: Task) -> float:
-    return fmean(float(record["points"][-1][metric]) for metric in task.metrics)
-
-
-def _over_seeds(run: Run, task: Task, method: str, store: Store) -> list[Trial]:
-    chosen = _chosen(run, task, method, store) if task.shown else None
-    if chosen is None:
-        return []
-    seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + run.seeds)
-    return [run.trial(task, method, chosen.learning_rate, chosen.damping, seed) for seed in seeds]
+__all__ = ["EXPERIMENT", "summary"]
 
 
 def measure(view: View) -> None:
@@ -250,7 +68,7 @@ def measure(view: View) -> None:
         # Before the first record: who draws after a kill must know what was asked for.
         _note(view, run, [*calls, call])
         for stage in STAGES:
-            for part in (grid, lambda run, task, method: _over_seeds(run, task, method, store)):
+            for part in (grid, lambda run, task, method: over_seeds(run, task, method, store)):
                 trials = [trial for task in stage for method in task.methods for trial in part(run, task, method)]
                 trained += _train(view, run, store, trials)
         timed = _time(view, run)
@@ -466,11 +284,11 @@ def _toy(column: str) -> str:
 
 
 def _cells(run: Run, task: Task, method: str, store: Store) -> list[dict[str, Any] | None]:
-    trials = _over_seeds(run, task, method, store)
+    trials = over_seeds(run, task, method, store)
     records = [record for trial in trials if (record := store.get(trial)) is not None]
     if not records:
         return [None] * len(task.metrics)
-    finished = [record for record in records if _ended(record, task)]
+    finished = [record for record in records if ended(record, task)]
     lost = len(records) - len(finished)
     scores = {metric: [float(record["points"][-1][metric]) for record in finished] for metric in task.metrics}
     return [
@@ -513,9 +331,9 @@ def _tried(run: Run, store: Store) -> list[dict[str, Any]]:
 
 
 def _reached(record: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    finished, trial = _ended(record, task), record["trial"]
+    finished, trial = ended(record, task), record["trial"]
     kept = {name: trial[name] for name in ("learning_rate", "damping")}
-    return kept | {"status": record["status"], "score": _score(record, task) if finished else None}
+    return kept | {"status": record["status"], "score": score(record, task) if finished else None}
 
 
 def _notes(run: Run, device: str, ratios: Mapping[str, Any]) -> list[str]:
@@ -554,7 +372,7 @@ def draw(view: View) -> None:
     """The figure, numbers.csv and summary.json."""
     found = summary(view)
     write(view.directory / "summary.json", found)
-    _draw_figure(found, view.directory / "figure")
+    intervals.draw(found, {name: method.hue for name, method in METHODS.items()}, view.directory / "figure")
     run, _ = _found(view)
     store = Store(view.directory / "records")
     metrics = list(dict.fromkeys(metric for task in TASKS for metric in task.metrics))
@@ -563,7 +381,7 @@ def draw(view: View) -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([*columns, *metrics])
         for task, method in [(each, method) for each in TASKS for method in each.methods]:
-            for stage, trials in (("grid", grid(run, task, method)), ("seeds", _over_seeds(run, task, method, store))):
+            for stage, trials in (("grid", grid(run, task, method)), ("seeds", over_seeds(run, task, method, store))):
                 for trial in trials:
                     if (record := store.get(trial)) is not None:
                         numbers = [trial.learning_rate, trial.damping, trial.seed, record["status"]]
@@ -575,43 +393,6 @@ def draw(view: View) -> None:
 
 def _rounded(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
-
-
-def _draw_figure(found: Mapping[str, Any], path: Path) -> None:
-    """One panel for each score: a dot for the mean, a bar of one standard deviation to either side, small dots for seeds."""
-    width, rows = 13.5, [row for row in found["rows"] if row["method"]]
-    counts = sorted({cell["n"] for row in rows for cell in row["cells"] if cell})
-    runs = " to ".join(dict.fromkeys(str(count) for count in counts[:1] + counts[-1:]))
-    about = "Scores on dev in percent, more is better. Settings chosen for each method from grids of equal size. "
-    about += f"Mean ± standard deviation over {runs} seeds; small dots: single seeds." if counts else "Not run yet."
-    subtitle = wrapped(about, width)
-    height = 2.9 + 0.2 * len(subtitle.splitlines())
-    figure = sheet(width, height)
-    free = headline(figure, found["title"], subtitle)
-    panels = figure.subplots(1, len(COLUMNS), sharey=True)
-    for number, (axes, column) in enumerate(zip(panels, found["columns"], strict=True)):
-        _panel(axes, column, [row["cells"][number] for row in rows], [METHODS[row["method"]].hue for row in rows])
-    panels[0].set_yticks(range(len(rows)), [row["label"] for row in rows], fontsize=11)
-    panels[0].set_ylim(len(rows) - 0.5, -0.5)
-    figure.tight_layout(rect=(0, 0, 1, free), w_pad=1.5)
-    save(figure, path)
-
-
-def _panel(axes: Axes, title: str, cells: Sequence[Mapping[str, Any] | None], hues: Sequence[str]) -> None:
-    for place, (cell, hue) in enumerate(zip(cells, hues, strict=True)):
-        if cell is None or cell["mean"] is None:
-            continue
-        mean, spread = 100 * cell["mean"], 100 * (cell["std"] or 0.0)
-        axes.errorbar(mean, place, xerr=spread, fmt="o", color=HUES[hue], markersize=7, linewidth=2, capsize=4)
-        axes.plot([100 * value for value in cell["values"]], [place + 0.24] * cell["n"], ".", color=HUES[hue], alpha=0.5)
-    axes.set_title(title, loc="left", fontsize=11.5)
-    if not any(cells):
-        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color=GREY)
-        axes.set_xticks([])
-    axes.grid(axis="x", alpha=0.3)
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", colors=GREY, labelsize=9)
-    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def table(view: View) -> tuple[Sequence[str], Sequence[Sequence[str]]]:

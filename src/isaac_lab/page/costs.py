@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isaac_lab.bench.published import DAMPING
-from isaac_lab.page.bars import bars
+from isaac_lab.bench.standing import standings
 from isaac_lab.page.dots import MODES, chart, methods, points, title
 from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row, Section, Source, Table, identifier
 from isaac_lab.page.words import number
@@ -82,7 +82,7 @@ def _compared(records: list[Record], quantity: str) -> Table:
 
 
 def _bars(records: Mapping[str, Record], directory: str) -> list[Block]:
-    found = bars(records)
+    found = standings(records)
     body, missed = [], 0
     for bar, case, limit, value, name in found:
         unit = UNITS[bar.quantity]

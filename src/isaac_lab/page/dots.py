@@ -1,13 +1,11 @@
 """A record of Table 2 as Vega-Lite: a dot for each method and model, beside the paper's figure and the bar."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from isaac_lab.bench.published import BARS, PAPER, paper_ratio
-from isaac_lab.bench.steps import BASELINE
+from isaac_lab.bench.published import BARS
 from isaac_lab.page.lines import ROUND
 from isaac_lab.page.parts import Chart, Method, identifier
-from isaac_lab.report.bars import METHODS
+from isaac_lab.report.bars import METHODS, published, relative
 from isaac_lab.report.lines import HUES
 
 __all__ = ["MODES", "chart", "methods", "points", "title"]
@@ -109,10 +107,9 @@ def points(record: Record, quantity: str) -> list[dict[str, Any]]:
     """Of every model and method: ours, the paper's and the bar, over the plain gradient step; none without any of ours."""
     found = []
     for case in record["cases"]:
-        entries = {method["name"]: method for method in case["methods"]}
         for name, (label, _) in METHODS.items():
-            middle, low, high = _value(entries, name, quantity)
-            paper = _published(record, case["name"], name, quantity)
+            middle, low, high = relative(case, name, quantity)
+            paper = published(record, case["name"], name, quantity)
             limit = _limit(record, case["name"], name, quantity)
             if middle is None and (paper is None or quantity == "memory"):
                 continue
@@ -124,8 +121,8 @@ def points(record: Record, quantity: str) -> list[dict[str, Any]]:
                     "model": MODELS.get(case["name"], f"5 × {case['name']}"),
                     "method": label,
                     "ratio": middle,
-                    "low": low,
-                    "high": high,
+                    "low": None if middle is None else low,
+                    "high": None if middle is None else high,
                     "paper": paper,
                     "limit": limit,
                     "words": own,
@@ -134,25 +131,6 @@ def points(record: Record, quantity: str) -> list[dict[str, Any]]:
                 }
             )
     return found if any(point["ratio"] is not None for point in found) else []
-
-
-def _value(entries: Mapping[str, Record], name: str, quantity: str) -> tuple[float | None, float | None, float | None]:
-    entry = entries.get(name, {})
-    if quantity == "time":
-        ratio = entry.get("ratio")
-        return (ratio["median"], ratio["low"], ratio["high"]) if ratio else (None, None, None)
-    plain = entries.get(BASELINE, {})
-    if "peak_bytes" not in entry or "peak_bytes" not in plain:
-        return None, None, None
-    ratio = entry["peak_bytes"] / plain["peak_bytes"]
-    return ratio, ratio, ratio
-
-
-def _published(record: Record, model: str, method: str, quantity: str) -> float | None:
-    if quantity == "time":
-        return paper_ratio(model, method, record["mode"].split("-")[0])
-    own = PAPER["zeta_star" if method == "paper" else method].get(model)
-    return own.megabytes / PAPER[BASELINE][model].megabytes if own and model in PAPER[BASELINE] else None
 
 
 def _limit(record: Record, model: str, method: str, quantity: str) -> float | None:

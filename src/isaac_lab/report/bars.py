@@ -14,7 +14,7 @@ from isaac_lab.bench.steps import BASELINE
 from isaac_lab.report.canvas import GREY, headline, save, sheet
 from isaac_lab.report.lines import HUES
 
-__all__ = ["draw"]
+__all__ = ["METHODS", "draw", "published", "relative"]
 
 Record = dict[str, Any]
 
@@ -61,13 +61,13 @@ def _panel(axes: Axes, record: Record, quantity: str) -> None:
     for place, case in enumerate(record["cases"]):
         for number, (method, (_, hue)) in enumerate(METHODS.items()):
             x = place + (number - (len(METHODS) - 1) / 2) * WIDTH
-            middle, low, high = _value(case, method, quantity)
+            middle, low, high = relative(case, method, quantity)
             if middle is not None:
                 axes.bar(x, middle - 1, WIDTH * 0.92, bottom=1, color=hue)
                 axes.errorbar(x, middle, yerr=[[middle - low], [high - middle]], color="#333333", linewidth=1)
-            published = _published(record, case["name"], method, quantity)
-            if published is not None:
-                axes.plot(x, published, marker="D", color="black", markersize=4, markeredgecolor="white", markeredgewidth=0.6)
+            printed = published(record, case["name"], method, quantity)
+            if printed is not None:
+                axes.plot(x, printed, marker="D", color="black", markersize=4, markeredgecolor="white", markeredgewidth=0.6)
     machine = record["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
     how = record["mode"].replace("cuda-", "").replace("-", " ") if "gpu" in machine else "CPU"
@@ -85,7 +85,8 @@ def _panel(axes: Axes, record: Record, quantity: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _value(case: Record, name: str, quantity: str) -> tuple[float | None, float, float]:
+def relative(case: Record, name: str, quantity: str) -> tuple[float | None, float, float]:
+    """A method's time or peak memory over the plain gradient's: median and quartiles, or three times the same number."""
     method: Record = next((method for method in case["methods"] if method["name"] == name), {})
     if quantity == "time":
         ratio = method.get("ratio")
@@ -97,7 +98,8 @@ def _value(case: Record, name: str, quantity: str) -> tuple[float | None, float,
     return ratio, ratio, ratio
 
 
-def _published(record: Record, model: str, method: str, quantity: str) -> float | None:
+def published(record: Record, model: str, method: str, quantity: str) -> float | None:
+    """The same in the paper."""
     if quantity == "time":
         return paper_ratio(model, method, record["mode"].split("-")[0])
     own = PAPER["zeta_star" if method == "paper" else method].get(model)

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from isaac_lab.bench import figure
-from isaac_lab.bench.published import BARS, DAMPING, PAPER, Bar, paper_ratio
+from isaac_lab.bench.published import DAMPING, PAPER, paper_ratio
+from isaac_lab.bench.standing import standings
 from isaac_lab.bench.steps import BASELINE
 
 __all__ = ["CAPTION", "LEFT", "markdown", "page", "rows"]
@@ -160,43 +161,15 @@ def _ratio(value: float | None) -> str:
 def _bars(records: Mapping[str, Record]) -> str:
     """Every bar, what was measured, and whether it is reached; from the newest record that has the figure."""
     body: list[list[str]] = []
-    for bar in BARS:
-        for case, limit in bar.limits.items():
-            found = _find(bar, case, records)
-            unit = {"ratio": "", "memory": " %", "ms": " ms"}[bar.quantity]
-            row = [bar.title, case, f"≤ {limit:g}{unit}"]
-            if found is None:
-                body.append([*row, "–", "not measured", ""])
-                continue
-            name, value = found
-            verdict = "reached" if value <= limit else f"**missed by {value - limit:.3f}{unit}**"
-            body.append([*row, f"{value:.3f}{unit}", verdict, f"`{name}`"])
+    for bar, case, limit, value, name in standings(records):
+        unit = {"ratio": "", "memory": " %", "ms": " ms"}[bar.quantity]
+        row = [bar.title, case, f"≤ {limit:g}{unit}"]
+        if value is None:
+            body.append([*row, "–", "not measured", ""])
+            continue
+        verdict = "reached" if value <= limit else f"**missed by {value - limit:.3f}{unit}**"
+        body.append([*row, f"{value:.3f}{unit}", verdict, f"`{name}`"])
     return _table(["What", "Model", "Bar", "Measured", "Verdict", "Record"], body)
-
-
-def _find(bar: Bar, case_name: str, records: Mapping[str, Record]) -> tuple[str, float] | None:
-    for name, record in reversed(list(records.items())):
-        if (record.get("kind"), record.get("mode")) != (bar.kind, bar.mode) or bar.gpu not in record["machine"].get("gpu", ""):
-            continue
-        # The damping decides in which precision an inverse is computed; the bars are set for one.
-        if record["settings"]["damping"] != DAMPING:
-            continue
-        for case in record["cases"]:
-            method = _method(case, bar.method)
-            if case["name"] != case_name or method is None:
-                continue
-            value = _measured(bar, case, method)
-            if value is not None:
-                return name, float(value)
-    return None
-
-
-def _measured(bar: Bar, case: Record, method: Record) -> float | None:
-    if bar.quantity == "memory":
-        return _above(case, method)
-    if "skipped" in method:
-        return None
-    return float(method["ratio"]["median"] if bar.quantity == "ratio" else 1e3 * method["seconds_per_step"]["median"])
 
 
 def _method(case: Record, name: str) -> Record | None:

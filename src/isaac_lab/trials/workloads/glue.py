@@ -4,6 +4,7 @@ Where the encoder is, the environment variable ISAAC_ENCODER says: a local folde
 says: its name is `Trial.model`, and the checksum of its weights stands beside that of the data.
 """
 
+import abc
 import contextlib
 import hashlib
 import importlib
@@ -323,8 +324,9 @@ class Glue(Workload):
     def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(output, labels)
 
+    @abc.abstractmethod
     def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
-        raise NotImplementedError
+        """Each of `metrics`."""
 
 
 class Acceptability(Glue):

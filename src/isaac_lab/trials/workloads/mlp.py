@@ -1,5 +1,6 @@
 """The paper's fully connected networks: a classifier of 5 × 400 and the auto-encoder, on MNIST, Fashion-MNIST or the digits."""
 
+import abc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -64,8 +65,9 @@ class _Network(Workload):
         model.train()
         return found
 
+    @abc.abstractmethod
     def _examples(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        """Inputs and targets."""
 
     def _measure(self, output: Tensor, target: Tensor) -> dict[str, float]:
         return {}

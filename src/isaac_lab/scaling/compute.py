@@ -1,0 +1,159 @@
+"""Arithmetic and memory traffic that ζ* adds to a step, operator by operator."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from isaac_lab.scaling.sizes import Layer, Machine, Precision, Setting, Shape, Workload, conditioned, rows_of, split
+
+__all__ = ["Op", "operations"]
+
+
+@dataclass(frozen=True)
+class Op:
+    """Some work that ζ* adds to a step, on one GPU, averaged over steps.
+
+    Args:
+        term: What it is for.
+        flops: Floating-point operations.
+        precision: Of them.
+        traffic: Bytes that its operators read and write.
+        replaces: The plain step does this too, in bf16: the difference in time counts, and no FLOPs.
+        columns: Of matrices that are factorized.
+    """
+
+    term: str
+    flops: float = 0.0
+    precision: Precision = "single"
+    traffic: float = 0.0
+    replaces: bool = False
+    columns: float = 0.0
+
+    def times(self, copies: int) -> "Op":
+        """The same in several layers."""
+        amounts = self.flops * copies, self.precision, self.traffic * copies, self.replaces, self.columns * copies
+        return Op(self.term, *amounts)
+
+    def seconds(self, machine: Machine, *, tf32: bool = False) -> float:
+        """The slower of arithmetic, memory, and the chain of dependent columns."""
+        arithmetic = self.flops / machine.rate(self.precision, tf32=tf32)
+        if self.replaces:
+            # The share that a plain step attains covers all that happens in it; a product alone attains more.
+            return max(0.0, arithmetic - self.flops / (machine.product * machine.half))
+        return max(arithmetic, self.traffic / (machine.copy * machine.bandwidth), self.columns * machine.column)
+
+
+def operations(shape: Shape, work: Workload, setting: Setting, machine: Machine) -> Iterator[Op]:
+    """Everything that ζ* adds to a step on one GPU."""
+    if setting.when == "step" and work.gpus == 1 and (setting.decay, setting.refresh, setting.power) == (0, 1, 1):
+        raise ValueError("with when='step' one GPU alone keeps rows, not covariances, which is not modelled; use gpus >= 2")
+    seen: set[str] = set()
+    for layer in conditioned(shape, setting):
+        leads = layer.source not in seen
+        seen.add(layer.source)
+        if setting.takes_every_row:
+            found = _every_row(layer, work, setting, machine, leads)
+        elif setting.when == "backward":
+            found = _few_rows(layer, work, setting, machine, leads)
+        else:
+            found = _step(layer, work, setting, machine, leads or not setting.one_per_input)
+        for op in found:
+            yield op.times(layer.copies)
+    yield _embedding(shape, work, setting, machine)
+
+
+def _cast(numbers: float, machine: Machine) -> float:
+    """Bytes to bring half-precision numbers to float32, or back."""
+    return 0.0 if machine.activation == 4 else (machine.activation + 4) * numbers
+
+
+def _inverse(rows: float, width: float, copies: float, machine: Machine) -> Iterator[Op]:
+    """The Gram matrix on the smaller side, and its inverse."""
+    small, large = min(rows, width), max(rows, width)
+    exact = machine.exact_inverses and small > machine.fused
+    convert = 12 * small * large if exact else 0.0
+    size = 8 if exact else 4
+    traffic = convert + size * (small * large + small**2)
+    yield Op("Gram matrix", copies * 2 * small**2 * large, "double" if exact else "single", copies * traffic)
+    flops = small**3 / 3 + machine.inverse * small**3
+    yield Op("factorization, inverse", copies * flops, "factor", copies * 4 * size * small**2, columns=copies * small)
+
+
+def _every_row(layer: Layer, work: Workload, setting: Setting, machine: Machine, leads: bool) -> Iterator[Op]:
+    """`autograd._Linear`: the weight gradient is formed through the inverse, in float32."""
+    t, (side, blocks), m, passes = work.tokens, split(layer.inputs, setting), layer.outputs, work.micro_batches
+    n = layer.inputs
+    yield Op("rows", traffic=passes * (_cast(t * n, machine) + _cast(t * m, machine)))
+    if leads:
+        yield from _inverse(t, side, passes * blocks, machine)
+    # With every row in it, a block of features smaller than the rows is conditioned on its own side.
+    flops = 2 * m * side**2 * blocks if t >= side else 2 * t**2 * min(side, m) * blocks
+    traffic = 8 * m * n + 4 * side**2 * blocks if t >= side else 8 * t * min(n, m) + 4 * t**2
+    yield Op("application", passes * flops, "single", passes * (traffic + _cast(m * n, machine)))
+    if machine.activation != 4:
+        yield Op("weight gradient in float32", passes * 2 * t * m * n, "single", replaces=True)
+
+
+def _few_rows(layer: Layer, work: Workload, setting: Setting, machine: Machine, leads: bool) -> Iterator[Op]:
+    """`autograd._Condition`: torch forms the gradient, and it is multiplied from the right."""
+    n, m, passes = layer.inputs, layer.outputs, work.micro_batches
+    k = rows_of(work, setting)
+    yield Op("rows", traffic=passes * _gather_traffic(n, k, work, setting, machine))
+    if setting.all_ranks:
+        k = k * work.gpus
+    side, blocks = split(n, setting)
+    if leads:
+        yield from _inverse(k, side, passes * blocks, machine)
+    casts = 2 * _cast(m * n, machine)
+    flops, traffic = 2 * m * side**2 * blocks, 8 * m * n + 4 * side**2 * blocks
+    if k < side:
+        flops, traffic = 4 * k * m * n + 2 * k**2 * m * blocks, 20.0 * m * n + 24 * m * k + 8 * k * n
+    yield Op("application", passes * flops, "single", passes * (traffic + casts))
+
+
+def _gather_traffic(n: int, k: int, work: Workload, setting: Setting, machine: Machine) -> float:
+    """Bytes to make k rows of a layer's input: all of it is brought to float32 before any is averaged or drawn."""
+    everything = work.tokens * n
+    averaged = 4 * everything if setting.sharing == "reduce" else 0
+    drawn = 8 * k * n if setting.max_rows is not None and setting.sharing == "expand" else 4 * k * n * bool(averaged)
+    return _cast(everything, machine) + averaged + drawn
+
+
+def _step(layer: Layer, work: Workload, setting: Setting, machine: Machine, leads: bool) -> Iterator[Op]:
+    """`when="step"`: rows are gathered in the backward pass, the gradient's own rows multiplied before the optimizer."""
+    n, m, wide = layer.inputs, layer.outputs / work.gpus, machine.covariance
+    (side, blocks), k, passes = split(n, setting), rows_of(work, setting), work.micro_batches
+    gathers, renews = 1 / setting.gathers_every, 1 / setting.refresh
+    numbers = side**2 * blocks
+    if leads:
+        widened = (4 + wide) * k * n if wide != 4 else 0
+        yield Op("rows", traffic=gathers * passes * (_gather_traffic(n, k, work, setting, machine) + widened))
+        summed = wide * (numbers * (2 * passes - 1) + passes * 2 * k * n)
+        precision: Precision = "single" if wide == 4 else "double"
+        yield Op("Gram matrix", gathers * passes * 2 * k * side * n, precision, gathers * summed)
+        # Mean, whether it is finite, a new average where there is none, average, choice, and a division: one after the other.
+        average = 15 * wide + 6 + (0 if setting.decay else wide)
+        yield Op("running average", traffic=gathers * average * numbers)
+        if setting.power == 1:
+            flops = side**3 / 3 + machine.inverse * side**3
+            traffic = _renewal(wide) * numbers
+            yield Op("factorization, inverse", renews * flops * blocks, "factor", renews * traffic, columns=renews * n)
+        else:
+            yield Op("factorization, inverse", renews * 9 * side**3 * blocks, "eigen", renews * 100 * numbers)
+            yield Op("factorization, inverse", renews * 2 * side**3 * blocks, "double")
+    yield Op("application", 2 * m * side * n, "single", 16 * m * n + 4 * numbers)
+
+
+def _renewal(wide: int) -> float:
+    """Bytes per number that the operators of `equations.root_conditioner` and `step._conditioner` read and write."""
+    # Division, two identities, a multiple of one, the sum, factor and its check, inverse and whether it is finite, rounding.
+    common = 16 + 16 + 16 + 24 + 32 + 16 + 46 + 12
+    # On a GPU also the conversion, and the choice between inverse and identity, which nobody looks at there.
+    return common + (0 if wide == 8 else wide + 8 + 24)
+
+
+def _embedding(shape: Shape, work: Workload, setting: Setting, machine: Machine) -> Op:
+    """Gradients are divided by counts, in float64 in a backward pass."""
+    if setting.when == "backward":
+        numbers = work.micro_batches * work.tokens * shape.width
+        return Op("embedding", traffic=2 * (machine.activation + 8) * numbers)
+    return Op("embedding", traffic=8 * shape.vocabulary * shape.width / work.gpus)

@@ -1,0 +1,89 @@
+"""What ζ* keeps, what it sends, and what it needs for a moment, in bytes."""
+
+from isaac_lab.scaling.plain import plain_memory
+from isaac_lab.scaling.sizes import Layer, Machine, Setting, Shape, Workload, conditioned, rows_of, split
+
+__all__ = ["gathered_bytes", "lasting_bytes", "peak_extra", "summed_bytes", "temporary_at_step", "temporary_in_backward"]
+
+
+def _covariances(shape: Shape, setting: Setting) -> float:
+    """Numbers in all covariances; every GPU has all of them."""
+    total, seen = 0.0, set()
+    for layer in conditioned(shape, setting):
+        if layer.source in seen and setting.one_per_input:
+            continue
+        seen.add(layer.source)
+        side, blocks = split(layer.inputs, setting)
+        total += layer.copies * side**2 * blocks
+    return total
+
+
+def lasting_bytes(shape: Shape, setting: Setting, machine: Machine) -> float:
+    """What is kept from step to step on every GPU: averages and inverses of the linear layers."""
+    if setting.when == "backward":
+        return 0.0
+    per_number = (machine.covariance if setting.decay else 0) + (4 if setting.refresh > 1 else 0)
+    return per_number * _covariances(shape, setting)
+
+
+def gathered_bytes(shape: Shape, setting: Setting, machine: Machine) -> float:
+    """What a backward pass that gathers leaves for the step on every GPU."""
+    return 0.0 if setting.when == "backward" else machine.covariance * _covariances(shape, setting)
+
+
+def summed_bytes(shape: Shape, work: Workload, setting: Setting, machine: Machine) -> tuple[float, float, float]:
+    """Per step: bytes that one GPU gives to all-reduce, bytes that it receives from all-gather, and how many collectives."""
+    if work.gpus == 1:
+        return 0.0, 0.0, 0.0
+    layers = conditioned(shape, setting)
+    if setting.when == "backward":
+        if not setting.all_ranks:
+            return 0.0, 0.0, 0.0
+        leaders = {layer.source: layer for layer in layers}.values()
+        rows = rows_of(work, setting) * work.gpus
+        received = sum(layer.copies * (4 * rows * layer.inputs + 8 * work.gpus) for layer in leaders)
+        counts = sum(2 * layer.copies for layer in leaders) + 1
+        return work.micro_batches * 8 * shape.vocabulary, work.micro_batches * received, work.micro_batches * counts
+    sources = {layer.source: layer for layer in layers}.values() if setting.one_per_input else layers
+    matrices = sum(layer.copies for layer in sources)
+    given = gathered_bytes(shape, setting, machine) + 8 * matrices + 8 * (shape.vocabulary + 1)
+    # One number every step says whether anybody has news.
+    return given / setting.gathers_every + 8, 0.0, 2 * (matrices + 1) / setting.gathers_every + 1
+
+
+def temporary_in_backward(layer: Layer, work: Workload, setting: Setting, machine: Machine) -> float:
+    """Bytes that one layer needs for a moment in the backward pass, beyond what torch needs."""
+    t, n, m, half = work.tokens, layer.inputs, layer.outputs, machine.activation != 4
+    if not setting.takes_every_row:
+        cast, rows = 4 * t * n if half else 0, 4 * rows_of(work, setting) * n
+        # The gradient in float32, the product that is taken off it, and the difference.
+        return rows + (cast if setting.when == "step" else max(cast, (12 if half else 8) * m * n))
+    side, _ = split(n, setting)
+    small, large = min(t, side), max(t, side)
+    exact = machine.exact_inverses and small > machine.fused
+    inverse = 8 * small * large + 40 * small**2 if exact else 12 * small**2
+    product = 4 * small**2 + (8 * m * n if t >= side else 4 * t * min(n, m) + 4 * m * n)
+    # The gradient that torch would have formed by itself is none of it.
+    return (4 * t * (n + m) if half else 0) + max(inverse, product) - machine.activation * m * n
+
+
+def temporary_at_step(shape: Shape, setting: Setting, machine: Machine) -> float:
+    """Bytes that are there for a moment right before the optimizer's step, beyond what was gathered."""
+    if setting.when == "backward":
+        return 0.0
+    most, freed = 0.0, 0.0
+    for layer in conditioned(shape, setting):
+        side, blocks = split(layer.inputs, setting)
+        # Six float64 matrices at once; what the layers before it had gathered is gone by then.
+        most = max(most, 48 * side**2 - freed)
+        freed += machine.covariance * side**2 * blocks
+    return most
+
+
+def peak_extra(shape: Shape, work: Workload, setting: Setting, machine: Machine) -> float:
+    """Bytes by which the peak of a step rises on one GPU."""
+    _, activations = plain_memory(shape, work)
+    backward = max(temporary_in_backward(layer, work, setting, machine) for layer in conditioned(shape, setting))
+    # The activations are gone when the optimizer steps.
+    temporary = max(activations + backward, temporary_at_step(shape, setting, machine)) - activations
+    return lasting_bytes(shape, setting, machine) + gathered_bytes(shape, setting, machine) + temporary
