@@ -19,7 +19,7 @@ from isaac_lab import claims_bert, scores
 from isaac_lab.cli import app
 from isaac_lab.data import text
 from isaac_lab.evidence import Evidence, Verdict
-from isaac_lab.experiments import EXPERIMENTS, runner, tab1
+from isaac_lab.experiments import EXPERIMENTS, finetuning, runner, tab1
 from isaac_lab.experiments.finetuning import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Plan, Run, grid
 from isaac_lab.store import StoreError
 from isaac_lab.trials import loop, methods, pool
@@ -310,7 +310,7 @@ SHORT = Plan(1, 2, {"adam": (1e-3,), "momentum": (1e-2,)}, {"adam": (1e-3,), "mo
 def short() -> Iterator[pytest.MonkeyPatch]:
     """Smoke scale, with five steps a run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tab1, "PLANS", {"smoke": SHORT, "quick": SHORT})
+        patch.setattr(finetuning, "PLANS", {"smoke": SHORT, "quick": SHORT})
         patch.setattr(text, "load", _few)
         patch.delenv(glue.ENCODER, raising=False)
         pool._workload.cache_clear()

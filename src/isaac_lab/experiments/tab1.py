@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from isaac_lab.data import text
+from isaac_lab.experiments import finetuning
 from isaac_lab.experiments.finetuning import (
     COLUMNS,
     METHODS,
     PAPER,
     PAPER_RUNS,
-    PLANS,
     STAGES,
     TASKS,
     TUNING_SEED,
@@ -114,7 +114,7 @@ def _threads(view: View) -> Iterator[None]:
 
 
 def _run(view: View, encoder: glue.Encoder) -> Run:
-    plan, small = PLANS[view.scale.name], view.scale.small
+    plan, small = finetuning.PLANS[view.scale.name], view.scale.small
     batch = glue.Glue.batch
     examples = {task.name: len(text.load(f"toy-{task.name}" if small else task.name, view.means.data).train) for task in TASKS}
     steps = {name: plan.epochs * -(-count // batch) for name, count in examples.items()}
