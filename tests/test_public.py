@@ -140,6 +140,16 @@ def test_the_numbers_against_it_are_those_of_the_pages_they_are_from() -> None:
             assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d])", text), f"{number} of when-not.md is not in {source}"
 
 
+def test_the_losses_of_examples_are_those_of_their_committed_runs() -> None:
+    found = 0
+    for part in re.split(r"\n\n|\n- ", prose(ROOT / "docs" / "when-not.md")):
+        record = re.search(r"results/examples/\w+\.txt", part)
+        for loss in re.findall(r"\b\d\.\d{4}\b", part) if record else []:
+            assert loss in (ROOT / record[0]).read_text(encoding="utf-8"), f"{loss} of when-not.md is not in {record[0]}"
+            found += 1
+    assert found == 12
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
