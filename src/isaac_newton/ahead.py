@@ -1,7 +1,8 @@
 """The inverses of a backward pass in one go, when the first of them is asked for.
 
-A conditioner depends on its layer's inputs alone, so all of them can be had at once. One after the other the same code runs
-warm, in about half the time that it takes between the steps of a backward pass, and inverses of one size are one factorization.
+A conditioner depends on its layer's inputs alone, so all of them can be had at once. On a CPU inverses of one size are one
+factorization, and one after the other the same code runs warm, in about half the time that it takes between the steps of a
+backward pass. On a GPU, where the host is what an eager step waits for, all of them are one or two launches.
 """
 
 import math
@@ -9,46 +10,50 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from isaac_newton import kernels
-from isaac_newton.inputs import Shared
 from isaac_newton.site import Site
 
 __all__ = ["Awaited", "can_wait"]
 
+_CPU = (-1, 0)
+_PRECISE = (torch.float32, torch.float64)
 #: Forward passes whose graphs are dropped leave dead references behind.
 _MOST_REFERENCES = 1024
 
 
 def can_wait(input: Tensor) -> bool:
-    """Whether it is worth it, on a CPU, and whether these rows may be kept beside what autograd saves."""
+    """Whether it is worth it, and whether this input may be kept beside what autograd saves."""
     return (
-        input.device.type == "cpu"
-        and (input.dtype is torch.float32 or input.dtype is torch.float64)
+        (kernels.can_fuse(input, _smaller_side(input)) if input.is_cuda else input.is_cpu and input.dtype in _PRECISE)
         # Activation checkpointing and offloading do not want tensors to be kept.
         and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     )
 
 
+def _smaller_side(input: Tensor) -> int:
+    features = input.shape[-1]
+    return min(features, input.numel() // max(features, 1))
+
+
 class Awaited:
-    """The rows that one use of a layer received, and their inverse once somebody has asked for any.
+    """What one use of a layer received, and its inverse once somebody has asked for any.
 
     Args:
         input: What the layer received.
         site: The layer's site.
-        shared: What it shares with other layers that received the same input.
     """
 
-    __slots__ = ("__weakref__", "_pass", "inverted", "rows", "shared", "site")
+    __slots__ = ("__weakref__", "_pass", "_place", "input", "inverted", "site")
 
-    def __init__(self, input: Tensor, site: Site, shared: Shared) -> None:
-        rows = input.detach()
-        self.rows: Float[Tensor, "rows in"] = rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
-        self.site, self.shared = site, shared
+    def __init__(self, input: Tensor, site: Site) -> None:
+        # The tensor itself, so that layers which received the same one know it.
+        self.input, self.site = input, site
         self.inverted: Tensor | None = None
         self._pass = -1
+        device = input.get_device()
+        self._place = (device, torch._C._cuda_getCurrentRawStream(device)) if device >= 0 else _CPU
         awaited = site.settings.awaited
         if len(awaited) >= _MOST_REFERENCES:
             awaited[:] = [reference for reference in awaited if reference() is not None]
@@ -58,8 +63,14 @@ class Awaited:
         """(I + a aᵀ/(bλ))⁻¹, or on the other side where that is smaller; None for the plain gradient."""
         settings = self.site.settings
         if self._pass != settings.backward_passes:
-            found, settings.awaited[:] = [reference() for reference in settings.awaited], []
-            together = [self, *(one for one in found if one is not None and one is not self)]
+            together: list[Awaited] = [self]
+            elsewhere: list[Awaited] = []
+            for reference in settings.awaited:
+                one = reference()
+                # What runs on another stream is not there yet for this one, nor this one's for that.
+                if one is not None and one is not self:
+                    (together if one._place == self._place else elsewhere).append(one)
+            settings.awaited[:] = [weakref.ref(one) for one in elsewhere]
             for one in together:
                 one._pass = settings.backward_passes
             _invert(together)
@@ -68,17 +79,17 @@ class Awaited:
 
 def _invert(together: Sequence[Awaited]) -> None:
     leaders: dict[int, Awaited] = {}
-    work: list[tuple[Awaited, Tensor, float | Tensor, int]] = []
+    work: list[tuple[Awaited, tuple[Tensor, float | Tensor]]] = []
     for one in together:
-        if leaders.setdefault(id(one.shared), one) is not one:
+        if leaders.setdefault(id(one.input), one) is not one:
             continue
-        count, features = one.rows.shape
-        damping = one.site.settings.input_damping(one.rows)
-        if not (count == 0 or features == 0 or (isinstance(damping, float) and damping == math.inf)):
-            work.append((one, one.rows if count < features else one.rows.mT, damping, count))
-    for (one, *_), (inverse, failures) in zip(work, kernels.inverses([job[1:] for job in work]), strict=True):
+        rows = one.input if one.input.dim() == 2 else one.input.reshape(-1, one.input.shape[-1])
+        damping = one.site.settings.input_damping(rows)
+        if rows.numel() and not (isinstance(damping, float) and damping == math.inf):
+            work.append((one, (rows, damping)))
+    for (one, _), (inverse, failures) in zip(work, kernels.inverses([job for _, job in work]), strict=True):
         one.inverted = inverse
         if isinstance(failures, Tensor) or failures:
             one.site.fell_back(failures)
     for one in together:
-        one.inverted = leaders[id(one.shared)].inverted
+        one.inverted = leaders[id(one.input)].inverted

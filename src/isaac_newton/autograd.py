@@ -58,20 +58,23 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
         return F.linear(input, weight, bias)
     if is_traced():
         return _traced_linear(input, weight, bias, site, arrange)
-    if site.settings.takes_every_row and site.settings.look is None:
-        settings = site.settings
+    settings = site.settings
+    if not settings.takes_every_row or settings.look is not None:
+        return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
+    conditioner: Tensor | Awaited | None = None
+    shared = None
+    if settings.overlap is not None:
+        # Its inputs are all there is to wait for, so it starts before the layer's own product.
+        settings.overlap.update([id(weight), id(bias)])
         shared = settings.inputs.shared(input)
-        conditioner: Tensor | Awaited | None = None
-        if settings.overlap is not None:
-            # Its inputs are all there is to wait for, so it starts before the layer's own product.
-            settings.overlap.update([id(weight), id(bias)])
-            with streams.beside(site, input), full_precision(input):
-                conditioner = row_conditioner(as_rows(input.detach()), site, shared, joint=is_joint(bias, site))
-        elif not is_joint(bias, site) and can_wait(input):
-            conditioner = Awaited(input, site, shared)
-        output: Tensor = _apply(_Linear, input, weight, bias, site, shared, conditioner)
-        return output
-    return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
+        with streams.beside(site, input), full_precision(input):
+            conditioner = row_conditioner(as_rows(input.detach()), site, shared, joint=is_joint(bias, site))
+    elif can_wait(input) and not is_joint(bias, site):
+        conditioner = Awaited(input, site)
+    else:
+        shared = settings.inputs.shared(input)
+    output: Tensor = _apply(_Linear, input, weight, bias, site, shared, conditioner)
+    return output
 
 
 def _traced_linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arrange: Arrange) -> Tensor:
@@ -82,7 +85,7 @@ def _traced_linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Sit
         outside: Tensor = uncompiled.linear(input, weight, bias, site, arrange)
         return outside
     if site.settings.takes_every_row:
-        output: Tensor = _apply_traced(_Linear, input, weight, bias, site, Shared(), None)
+        output: Tensor = _apply_traced(_TracedLinear, input, weight, bias, site, Shared(), None)
         return output
     return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
 
@@ -242,43 +245,65 @@ def _condition_gradients(ctx: Any, x: Tensor, grad_weight: Tensor, grad_bias: Te
 
 
 class _Linear(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(
-        input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, shared: Shared, conditioner: Tensor | Awaited | None
-    ) -> Tensor:
-        return F.linear(input, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        a, weight, bias, ctx.site, ctx.shared, ctx.conditioner = inputs
-        ctx.save_for_backward(a, weight, bias)
-        ctx.gbar = []
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _remember(ctx, inputs)
+        return F.linear(*inputs[:3])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        (a, weight, bias), site = ctx.saved_tensors, ctx.site
-        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        # Under autocast g is in the half type while a and weight are not: do as torch does, multiply in g's type.
-        grad_input = cast(g @ cast(weight, g.dtype), a.dtype) if needs_input else None
-        g, a, overlap = as_rows(g), as_rows(a), site.settings.overlap
-        if site.settings.collecting:
-            ctx.gbar.append(g)
-            if overlap is not None:
-                with streams.beside(site, g):
-                    ctx.output_conditioner = output_conditioner(g, ctx.gbar, site)
-            return grad_input, None, None, None, None, None
-        if overlap is None:
-            return grad_input, *_gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias), None, None, None
-        with streams.beside(site, g, a):
-            gradients = _gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias)
-        parameters = [weight] if bias is None else [weight, bias]
-        if all(_is_stored_as_it_is(p, overlap) for p in parameters) and not is_joint(bias, site):
-            streams.join_after_backward(site)
-        else:
-            streams.join(site)
-        return grad_input, *gradients, None, None, None
+        return _backward_of_linear(ctx, g)
+
+
+class _TracedLinear(torch.autograd.Function):
+    """The same in the form that torch.func asks for, which takes longer to call."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        return F.linear(*inputs[:3])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _remember(ctx, inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return _backward_of_linear(ctx, g)
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Site, Shared | None, Tensor | Awaited | None]) -> None:
+    """What `_backward_of_linear` needs: input, weight, bias, site, what layers with this input share, a conditioner."""
+    a, weight, bias, ctx.site, ctx.shared, ctx.conditioner = inputs
+    ctx.gbar = None
+    if ctx.site.settings.overlap is not None:
+        ctx.parameters = [weight] if bias is None else [weight, bias]
+    ctx.save_for_backward(a, weight)
+
+
+def _backward_of_linear(ctx: Any, g: Tensor) -> Any:
+    (a, weight), site = ctx.saved_tensors, ctx.site
+    settings, (needs_input, needs_weight, needs_bias, *_) = site.settings, ctx.needs_input_grad
+    # Under autocast g is in the half type while a and weight are not: do as torch does, multiply in g's type.
+    grad_input = cast(g @ cast(weight, g.dtype), a.dtype) if needs_input else None
+    g, a = as_rows(g), as_rows(a)
+    if settings.collecting:
+        ctx.gbar = [*(ctx.gbar or ()), g]
+        if settings.overlap is not None:
+            with streams.beside(site, g):
+                ctx.output_conditioner = output_conditioner(g, ctx.gbar, site)
+        return grad_input, None, None, None, None, None
+    if settings.overlap is None:
+        return grad_input, *_gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias), None, None, None
+    with streams.beside(site, g, a):
+        gradients = _gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias)
+    joint = needs_bias and settings.bias == "joint"
+    if all(_is_stored_as_it_is(p, settings.overlap) for p in ctx.parameters) and not joint:
+        streams.join_after_backward(site)
+    else:
+        streams.join(site)
+    return grad_input, *gradients, None, None, None
 
 
 def _gradients(

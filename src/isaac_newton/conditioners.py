@@ -212,7 +212,7 @@ def keep_rows(gradient: Tensor, r: Float[Tensor, "groups rows in"], total: int, 
 
 def is_joint(bias: Tensor | None, site: Site) -> bool:
     """Whether the bias is conditioned with the weight."""
-    return bias is not None and bias.requires_grad and site.settings.bias == "joint"
+    return site.settings.bias == "joint" and bias is not None and bias.requires_grad
 
 
 def weight_gradient(
@@ -224,18 +224,17 @@ def weight_gradient(
     a = _conditioned_rows(a, joint)
     g = cast(g, a.dtype)
     count, features = a.shape
-    outputs = g.shape[1]
-    saw(site, count, count, features, outputs)
+    site.statistics.saw(settings.backward_passes, count, count, features, g.shape[1])
     plain = g
     if settings.conditions_outputs:
-        recorded, ctx.gbar = ctx.gbar, []
+        recorded, ctx.gbar = ctx.gbar or [], None
         early = settings.overlap is not None and settings.needs_extra_pass
         g = _apply_to_outputs(g, ctx.output_conditioner if early else output_conditioner(g, recorded, site))
     conditioner, ctx.conditioner = ctx.conditioner, None
     if isinstance(conditioner, Awaited) and not torch.is_grad_enabled():
         conditioner = conditioner.inverse()
     elif settings.overlap is None:
-        conditioner = row_conditioner(a, site, ctx.shared, joint=joint, wide=True)
+        conditioner = row_conditioner(a, site, ctx.shared or Shared(), joint=joint, wide=True)
     gradient = kernels.product(g, conditioner, a)
     if settings.inspecting:
         damping = math.inf if conditioner is None else settings.input_damping(a)
@@ -320,6 +319,7 @@ def as_rows(x: Tensor) -> Float[Tensor, "rows features"]:
 
 def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """No autocast, should the backward pass run inside one."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return contextlib.nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if torch._C._is_any_autocast_enabled() else _NOTHING
+
+
+_NOTHING = contextlib.nullcontext()

@@ -2,13 +2,66 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 __all__ = ["Statistics"]
+
+
+class _Use(NamedTuple):
+    """The sizes of one use of a layer."""
+
+    total: int
+    rows: int
+    features: int
+    outputs: int
+    groups: int
+    own_rows: bool
+
+    @property
+    def side(self) -> Literal["rows", "features"]:
+        return "rows" if self.rows < self.features else "features"
+
+    @property
+    def own(self) -> int:
+        return 3 * self.groups * self.total * self.features * self.outputs
+
+    @property
+    def extra(self) -> int:
+        small, large = min(self.rows, self.features), max(self.rows, self.features)
+        # Gram matrix, Cholesky factor and inverse of the smaller side
+        cost = small**2 * large + small**3 // 2
+        if self.side == "features":
+            cost += self.outputs * self.features**2
+        elif self.own_rows:
+            cost += self.rows**2 * min(self.features, self.outputs)
+        else:
+            cost += 2 * self.rows * self.features * self.outputs + self.rows**2 * self.outputs
+        return self.groups * cost
+
+    @property
+    def size(self) -> int:
+        return 4 * self.groups * min(self.rows, self.features) ** 2
+
+
+class _Lookup(NamedTuple):
+    """The same of an embedding."""
+
+    rows: int
+    width: int
+    side: Literal["counts"] = "counts"
+    size: int = 0
+
+    @property
+    def own(self) -> int:
+        return 2 * self.rows * self.width
+
+    @property
+    def extra(self) -> int:
+        return self.rows * self.width
 
 
 @dataclass
@@ -31,13 +84,6 @@ class Statistics:
         fallbacks: How often, since attaching, a factorization failed and the layer was conditioned with a larger damping or,
             where that failed too, kept its plain gradient.
         backward_pass: The last backward pass, which the rest is about. A layer used several times in it adds up its costs.
-        rows: Rows that fed the conditioner in the last backward pass; 0 before the first.
-        side: Which side was inverted then: "rows" (rows × rows), "features" (features × features), or "counts" where
-            the inverse is diagonal.
-        extra_multiplications: What conditioning added in the last pass; of a conditioner shared by several layers each
-            counts all.
-        own_multiplications: What the layer itself multiplied: forward, input gradient and weight gradient.
-        extra_bytes: The inverse, in float32.
         effective_rank: Σ s/(s+λ) over the eigenvalues s of aᵀa/b: how many directions of the inputs are damped. This and what
             follows is recorded within `Handle.inspecting` only and is None before. A layer with several matrices
             (groups, projections of attention, several uses) has the mean of theirs here.
@@ -48,17 +94,39 @@ class Statistics:
 
     fallbacks: int = 0
     backward_pass: int = 0
-    rows: int = 0
-    side: Literal["", "rows", "features", "counts"] = ""
-    extra_multiplications: int = 0
-    own_multiplications: int = 0
-    extra_bytes: int = 0
     effective_rank: float | None = None
     largest_curvature: float | None = None
     damping: float | None = None
     angle: float | None = None
+    #: Sizes, not costs: layers note them in every backward pass, and hardly anybody asks.
+    _uses: list[_Use | _Lookup] = field(default_factory=list, repr=False)
     _inspected: "_Inspected | None" = field(default=None, repr=False)
     _on_device: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def rows(self) -> int:
+        """Rows that fed the conditioner in the last backward pass; 0 before the first."""
+        return self._uses[-1].rows if self._uses else 0
+
+    @property
+    def side(self) -> Literal["", "rows", "features", "counts"]:
+        """Which side was inverted then: "rows" (rows × rows), "features" (features × features), or "counts": diagonal."""
+        return self._uses[-1].side if self._uses else ""
+
+    @property
+    def extra_multiplications(self) -> int:
+        """What conditioning added in the last pass; of a conditioner shared by several layers each counts all."""
+        return sum(use.extra for use in self._uses)
+
+    @property
+    def own_multiplications(self) -> int:
+        """What the layer itself multiplied: forward, input gradient and weight gradient."""
+        return sum(use.own for use in self._uses)
+
+    @property
+    def extra_bytes(self) -> int:
+        """The inverse, in float32."""
+        return sum(use.size for use in self._uses)
 
     def count_on_device(self, failures: Tensor) -> None:
         """Add up failures where they are known, in memory that a replayed graph adds to as well."""
@@ -78,22 +146,15 @@ class Statistics:
         self, backward_pass: int, total: int, count: int, features: int, outputs: int, *, groups: int = 1, own_rows: bool = True
     ) -> None:
         """Record a use: `total` rows were multiplied, `count` of them (or means of them) fed the conditioner."""
-        small, large = min(count, features), max(count, features)
-        # Gram matrix, Cholesky factor and inverse of the smaller side
-        cost = small**2 * large + small**3 // 2
-        if count >= features:
-            cost += outputs * features**2
-        elif own_rows:
-            cost += count**2 * min(features, outputs)
-        else:
-            cost += 2 * count * features * outputs + count**2 * outputs
-        self._add(backward_pass, 3 * groups * total * features * outputs, groups * cost, 4 * groups * small**2)
-        self.rows, self.side = count, "rows" if count < features else "features"
+        if backward_pass != self.backward_pass:
+            self.backward_pass, self._uses = backward_pass, []
+        self._uses.append(_Use(total, count, features, outputs, groups, own_rows))
 
     def saw_counts(self, backward_pass: int, tokens: int, width: int) -> None:
         """Record a use of an embedding: one division for each number that came out, and no matrix."""
-        self._add(backward_pass, 2 * tokens * width, tokens * width, 0)
-        self.rows, self.side = tokens, "counts"
+        if backward_pass != self.backward_pass:
+            self.backward_pass, self._uses = backward_pass, []
+        self._uses.append(_Lookup(tokens, width))
 
     def inspect(
         self, occasion: int, values: Float[Tensor, "*groups small"], damping: float, plain: Tensor, conditioned: Tensor
@@ -125,11 +186,3 @@ class Statistics:
     def missed(self, last: int) -> bool:
         """Whether there was a backward pass after that one of which an inspection recorded nothing."""
         return self.backward_pass > last and self.effective_rank is None
-
-    def _add(self, backward_pass: int, own: int, extra: int, size: int) -> None:
-        if backward_pass != self.backward_pass:
-            self.backward_pass = backward_pass
-            self.own_multiplications = self.extra_multiplications = self.extra_bytes = 0
-        self.own_multiplications += own
-        self.extra_multiplications += extra
-        self.extra_bytes += size

@@ -144,5 +144,5 @@ def weight_gradient_at_run_time(g: Tensor, a: Tensor, joint: bool, site: int) ->
     found.settings.enter_backward()
     # While a step is captured the conditioner is expected to be there.
     conditioner = row_conditioner(a, found, shared, joint=joint) if found.settings.overlap is not None else None
-    ctx = types.SimpleNamespace(site=found, shared=shared, conditioner=conditioner, gbar=[])
+    ctx = types.SimpleNamespace(site=found, shared=shared, conditioner=conditioner, gbar=None)
     return weight_gradient(g, a, ctx, joint)

@@ -35,7 +35,8 @@ def inverse(
             # With rows over √λ the damping of every group is 1.
             return dense.inverse(x * damping.rsqrt()[:, None, None], 1 / rows, in_difference)
         return dense.inverse(x, 1 / (rows * float(damping)), in_difference)
-    if _can_fuse(x):
+    # In a backward pass that will be differentiated itself, torch has to see the operations.
+    if can_fuse(x, x.shape[-2]) and not (x.requires_grad and torch.is_grad_enabled()):
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
         return fused.inverse(x, damping, rows, launches=2 if in_graph else 1), 0
@@ -53,17 +54,50 @@ def _repaired(inverse: Float[Tensor, "*groups k k"], in_difference: bool) -> tup
     return torch.where(failed, 0 * identity if in_difference else identity, inverse), failed
 
 
-def inverses(
-    work: Sequence[tuple[Float[Tensor, "..."], float | Tensor, int]],
-) -> list[tuple[Float[Tensor, "..."] | None, int | Tensor]]:
-    """`inverse` of each matrix x, λ and number of rows; on a CPU those of one size by one factorization."""
-    if len(work) < 2 or work[0][0].device.type != "cpu":
-        return [inverse(*job) for job in work]
-    sizes = {x.shape[0] for x, _, _ in work}
-    if len(sizes) > 1:
-        found = {size: iter(inverses([job for job in work if job[0].shape[0] == size])) for size in sizes}
-        return [next(found[x.shape[0]]) for x, _, _ in work]
-    return [*dense.inverses([x for x, _, _ in work], [1 / (rows * float(damping)) for _, damping, rows in work])]
+def inverses(work: Sequence[tuple[Float[Tensor, "_ _"], float | Tensor]]) -> list[tuple[Tensor | None, int | Tensor]]:
+    """`inverse` for each pair of rows and λ, on the smaller side of the rows: many in few calls, where that can be."""
+    found: dict[int, tuple[Tensor | None, int | Tensor]] = {}
+    if len(work) > 1:
+        found = _few_launches(work) if work[0][0].is_cuda else _few_factorizations(work)
+    return [
+        found[number] if number in found else inverse(_smaller_side(rows), damping, len(rows))
+        for number, (rows, damping) in enumerate(work)
+    ]
+
+
+def _few_launches(work: Sequence[tuple[Tensor, float | Tensor]]) -> dict[int, tuple[Tensor | None, int | Tensor]]:
+    """Those of one λ whose rows lie in one piece."""
+    shared = work[0][1]
+    if not isinstance(shared, float):
+        return {}
+    together = [
+        number
+        for number, (rows, damping) in enumerate(work)
+        if damping == shared and rows.is_contiguous() and can_fuse(rows, min(rows.shape))
+    ]
+    from isaac_newton.kernels import fused
+
+    results: list[Tensor] = []
+    for start in range(0, len(together), fused.JOBS):
+        results += fused.inverses([work[number][0] for number in together[start : start + fused.JOBS]], shared)
+    return {number: (result, 0) for number, result in zip(together, results, strict=True)}
+
+
+def _few_factorizations(work: Sequence[tuple[Tensor, float | Tensor]]) -> dict[int, tuple[Tensor | None, int | Tensor]]:
+    """Those of one size."""
+    sizes: dict[int, list[int]] = {}
+    for number, (rows, _) in enumerate(work):
+        sizes.setdefault(min(rows.shape), []).append(number)
+    found: dict[int, tuple[Tensor | None, int | Tensor]] = {}
+    for numbers in sizes.values():
+        scales = [1 / (len(work[number][0]) * float(work[number][1])) for number in numbers]
+        results = dense.inverses([_smaller_side(work[number][0]) for number in numbers], scales)
+        found |= dict(zip(numbers, results, strict=True))
+    return found
+
+
+def _smaller_side(rows: Float[Tensor, "b n"]) -> Float[Tensor, "k l"]:
+    return rows if rows.shape[0] < rows.shape[1] else rows.mT
 
 
 def product(
@@ -90,10 +124,9 @@ def product(
     return multiply(g.mT, multiply(inverse, a))
 
 
-def _can_fuse(x: Tensor) -> bool:
-    small = x.device.type == "cuda" and x.dtype is torch.float32 and x.shape[-2] <= MOST_FUSED_ROWS
-    # In a backward pass that will be differentiated itself, torch has to see the operations.
-    return small and not (x.requires_grad and torch.is_grad_enabled()) and _has_triton()
+def can_fuse(x: Tensor, size: int) -> bool:
+    """Whether an inverse of this size, from these numbers, can be had from the Triton kernels."""
+    return x.is_cuda and x.dtype is torch.float32 and size <= MOST_FUSED_ROWS and _has_triton()
 
 
 @functools.cache

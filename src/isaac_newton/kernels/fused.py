@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-r"""The inverse of up to 128 rows in two Triton launches: the Gram matrix by many programs, its inverse by one.
+r"""Inverses of up to 128 rows in two Triton launches: the Gram matrix by many programs, its inverse by one.
 
 Products run on the tensor cores as three TF32 products each, which keeps float32's accuracy. The inverse is the symmetric
 sweep operator, sixteen pivots at a time: the 16 × 16 block is swept pivot by pivot, the rest of the matrix by products.
@@ -8,6 +8,7 @@ the larger of pivot and 1 repairs what rounding may have done, so nothing can fa
 same input gives the same bits.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -15,11 +16,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["inverse"]
+__all__ = ["JOBS", "inverse", "inverses"]
 
 #: Up to this many features the program that inverts forms the Gram matrix too: one launch less is worth more than the
 #: parallelism.
 _INLINE_FEATURES = 512
+#: So many inverses of their own sizes fit into one launch.
+JOBS = 8
 _PIVOTS = 16
 _CHUNK = 32
 _WARPS = {16: 1, 32: 1, 64: 4, 128: 8}
@@ -77,6 +80,32 @@ class _Plan:
         return work.as_strided(*self._view)
 
 
+def inverses(xs: Sequence[Float[Tensor, "_ _"]], damping: float) -> list[Float[Tensor, "_ _"]]:
+    """(I + x xᵀ/(bλ))⁻¹ for each x of b rows, or (I + xᵀx/(bλ))⁻¹ where that is smaller, of up to `JOBS` contiguous matrices.
+
+    One or two launches do it all, each in time of the longest: what they save is the host's time.
+    """
+    sizes = [sorted(x.shape) for x in xs]
+    block = max(_PIVOTS, triton.next_power_of_2(max(small for small, _ in sizes)))
+    longest = max(long for _, long in sizes)
+    parts = 1 if longest <= _INLINE_FEATURES else min(16, longest // (4 * _CHUNK))
+    work = xs[0].new_empty(len(xs) * parts * block**2)
+    results = [x.new_empty(small, small) for x, (small, _) in zip(xs, sizes, strict=True)]
+    # Places that are not used repeat the first job, so that the types of the numbers are always the same.
+    ins, outs = ([*tensors, *[tensors[0]] * (JOBS - len(xs))] for tensors in (xs, results))
+    jobs = *(x.data_ptr() for x in ins), *(y.data_ptr() for y in outs), *(x.shape[0] for x in ins), *(x.shape[1] for x in ins)
+    key = (len(xs), parts, block, xs[0].device.index)
+    launches = _TOGETHER.get(key)
+    if launches is None:
+        constants = {"INLINE": parts == 1, "BLOCK": block, "PIVOTS": _PIVOTS, "CHUNK": _CHUNK}
+        grams = _Launch(_gram_of_each, (parts, len(xs), 1), 4, {"BLOCK": block, "CHUNK": _CHUNK})
+        launches = _TOGETHER[key] = grams, _Launch(_sweep_each, (len(xs), 1, 1), _WARPS[block], constants)
+    if parts > 1:
+        launches[0](work, parts, *jobs)
+    launches[1](work, damping, parts, *jobs)
+    return results
+
+
 class _Launch:
     """A kernel on a grid; past Triton's argument handling once it is compiled."""
 
@@ -96,6 +125,7 @@ class _Launch:
 #: Batches of ever new sizes must not fill the memory.
 _MOST_PLANS = 1024
 _PLANS: dict[Any, _Plan] = {}
+_TOGETHER: dict[Any, tuple[_Launch, _Launch]] = {}
 
 
 @triton.jit
@@ -121,6 +151,49 @@ def _gram(x, work, size, features, span, group_stride, row_stride, feature_strid
     i = tl.arange(0, BLOCK)
     work += (group * tl.num_programs(0) + part) * BLOCK * BLOCK
     tl.store(work + i[:, None] * BLOCK + i[None, :], matrix)
+
+
+@triton.jit
+def _swept(matrix, work, size, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
+    """(I + matrix)⁻¹; `work` has room for it."""
+    i = tl.arange(0, BLOCK)
+    square = i[:, None] * BLOCK + i[None, :]
+    # As much again as the products were rounded by: where rows repeat, that outweighs the identity, and pivots would be noise.
+    diagonal = i[:, None] == i[None, :]
+    least = 1.0 + 1.1920929e-07 * tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
+    matrix += tl.where(diagonal, least, 0.0)
+    # The first part's place is free now: through it, columns of the matrix are read and written.
+    tl.store(work + square, matrix)
+    tl.debug_barrier()
+    p = tl.arange(0, PIVOTS)
+    for start in range(0, size, PIVOTS):
+        columns = i[:, None] * BLOCK + (start + p)[None, :]
+        panel = tl.load(work + columns)
+        before = tl.zeros((BLOCK, PIVOTS), dtype=tl.float32)
+        after = tl.zeros((BLOCK, PIVOTS), dtype=tl.float32)
+        for step in range(PIVOTS):
+            on_row = i[:, None] == start + step
+            on_column = p[None, :] == step
+            column = tl.sum(tl.where(on_column, panel, 0.0), axis=1)
+            row = tl.sum(tl.where(on_row, panel, 0.0), axis=0)
+            pivot = tl.maximum(tl.sum(tl.where(p == step, row, 0.0), axis=0), least)
+            scaled = column / pivot
+            before = tl.where(on_column, column[:, None], before)
+            after = tl.where(on_column, scaled[:, None], after)
+            swept = tl.where(on_row, (row / pivot)[None, :], panel - scaled[:, None] * row[None, :])
+            panel = tl.where(on_column, tl.where(on_row, -1.0 / pivot, scaled[:, None]), swept)
+        # What the pivots do to the other columns, all at once.
+        outside = ((i < start) | (i >= start + PIVOTS))[:, None]
+        before, after = tl.where(outside, before, 0.0), tl.where(outside, after, 0.0)
+        matrix -= tl.dot(before, tl.trans(after), input_precision="tf32x3")
+        tl.debug_barrier()
+        tl.store(work + square, matrix)
+        tl.debug_barrier()
+        tl.store(work + columns, panel)
+        tl.store(work + (start + p)[None, :] * BLOCK + i[:, None], panel)
+        tl.debug_barrier()
+        matrix = tl.load(work + square)
+    return -matrix
 
 
 @triton.jit
@@ -157,41 +230,146 @@ def _sweep(
         strength = tl.load(damping + group * damping_stride).to(tl.float32)
     else:
         strength = damping
-    matrix = matrix / (rows * strength)
-    # As much again as the products were rounded by: where rows repeat, that outweighs the identity, and pivots would be noise.
-    diagonal = i[:, None] == i[None, :]
-    least = 1.0 + 1.1920929e-07 * tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
-    matrix += tl.where(diagonal, least, 0.0)
-    # The first part's place is free now: through it, columns of the matrix are read and written.
+    matrix = _swept(matrix / (rows * strength), work, size, BLOCK, PIVOTS)
+    tl.debug_barrier()
     tl.store(work + square, matrix)
-    tl.debug_barrier()
-    p = tl.arange(0, PIVOTS)
-    for start in range(0, size, PIVOTS):
-        columns = i[:, None] * BLOCK + (start + p)[None, :]
-        panel = tl.load(work + columns)
-        before = tl.zeros((BLOCK, PIVOTS), dtype=tl.float32)
-        after = tl.zeros((BLOCK, PIVOTS), dtype=tl.float32)
-        for step in range(PIVOTS):
-            on_row = i[:, None] == start + step
-            on_column = p[None, :] == step
-            column = tl.sum(tl.where(on_column, panel, 0.0), axis=1)
-            row = tl.sum(tl.where(on_row, panel, 0.0), axis=0)
-            pivot = tl.maximum(tl.sum(tl.where(p == step, row, 0.0), axis=0), least)
-            scaled = column / pivot
-            before = tl.where(on_column, column[:, None], before)
-            after = tl.where(on_column, scaled[:, None], after)
-            swept = tl.where(on_row, (row / pivot)[None, :], panel - scaled[:, None] * row[None, :])
-            panel = tl.where(on_column, tl.where(on_row, -1.0 / pivot, scaled[:, None]), swept)
-        # What the pivots do to the other columns, all at once.
-        outside = ((i < start) | (i >= start + PIVOTS))[:, None]
-        before, after = tl.where(outside, before, 0.0), tl.where(outside, after, 0.0)
-        matrix -= tl.dot(before, tl.trans(after), input_precision="tf32x3")
-        tl.debug_barrier()
-        tl.store(work + square, matrix)
-        tl.debug_barrier()
-        tl.store(work + columns, panel)
-        tl.store(work + (start + p)[None, :] * BLOCK + i[:, None], panel)
-        tl.debug_barrier()
+
+
+_NUMBERS = ["parts", *(f"{letter}{number}" for letter in "xybn" for number in range(JOBS))]
+
+
+@triton.jit
+def _pick(job, v0, v1, v2, v3, v4, v5, v6, v7):
+    low = tl.where(job < 2, tl.where(job < 1, v0, v1), tl.where(job < 3, v2, v3))
+    high = tl.where(job < 6, tl.where(job < 5, v4, v5), tl.where(job < 7, v6, v7))
+    return tl.where(job < 4, low, high)
+
+
+@triton.jit
+def _part_of_gram(x, rows, features, part, parts, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """A part of x xᵀ, or of xᵀx where that is smaller; x is the address of a contiguous matrix."""
+    by_rows = rows < features
+    length = tl.maximum(rows, features)
+    span = tl.cdiv(tl.cdiv(length, parts), CHUNK) * CHUNK
+    return _product(
+        x.to(tl.pointer_type(tl.float32)),
+        part * span,
+        tl.minimum((part + 1) * span, length),
+        tl.minimum(rows, features),
+        length,
+        tl.where(by_rows, features, 1),
+        tl.where(by_rows, 1, features),
+        BLOCK,
+        CHUNK,
+    )
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _gram_of_each(
+    work,
+    parts,
+    x0,
+    x1,
+    x2,
+    x3,
+    x4,
+    x5,
+    x6,
+    x7,
+    y0,
+    y1,
+    y2,
+    y3,
+    y4,
+    y5,
+    y6,
+    y7,
+    b0,
+    b1,
+    b2,
+    b3,
+    b4,
+    b5,
+    b6,
+    b7,
+    n0,
+    n1,
+    n2,
+    n3,
+    n4,
+    n5,
+    n6,
+    n7,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    part = tl.program_id(0)
+    job = tl.program_id(1)
+    x = _pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
+    rows = _pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
+    features = _pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
+    matrix = _part_of_gram(x, rows, features, part, parts, BLOCK, CHUNK)
+    i = tl.arange(0, BLOCK)
+    tl.store(work + (job * parts + part) * BLOCK * BLOCK + i[:, None] * BLOCK + i[None, :], matrix)
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _sweep_each(
+    work,
+    damping,
+    parts,
+    x0,
+    x1,
+    x2,
+    x3,
+    x4,
+    x5,
+    x6,
+    x7,
+    y0,
+    y1,
+    y2,
+    y3,
+    y4,
+    y5,
+    y6,
+    y7,
+    b0,
+    b1,
+    b2,
+    b3,
+    b4,
+    b5,
+    b6,
+    b7,
+    n0,
+    n1,
+    n2,
+    n3,
+    n4,
+    n5,
+    n6,
+    n7,
+    INLINE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    job = tl.program_id(0)
+    x = _pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
+    y = _pick(job, y0, y1, y2, y3, y4, y5, y6, y7)
+    rows = _pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
+    features = _pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
+    size = tl.minimum(rows, features)
+    work += job * parts * BLOCK * BLOCK
+    i = tl.arange(0, BLOCK)
+    if INLINE:
+        matrix = _part_of_gram(x, rows, features, 0, 1, BLOCK, CHUNK)
+    else:
+        square = i[:, None] * BLOCK + i[None, :]
         matrix = tl.load(work + square)
-    tl.debug_barrier()
-    tl.store(work + square, -matrix)
+        for part in range(1, parts):
+            matrix += tl.load(work + part * BLOCK * BLOCK + square)
+    matrix = _swept(matrix / (rows * damping), work, size, BLOCK, PIVOTS)
+    inside = (i[:, None] < size) & (i[None, :] < size)
+    tl.store(y.to(tl.pointer_type(tl.float32)) + i[:, None] * size + i[None, :], matrix, mask=inside)
