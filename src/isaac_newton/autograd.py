@@ -20,18 +20,19 @@ from isaac_newton import rows
 from isaac_newton.ahead import Awaited, can_wait
 from isaac_newton.conditioners import (
     Arrange,
+    Early,
     Layout,
     as_matrix,
     as_rows,
     cast,
     columns_conditioner,
+    early_conditioner,
     from_matrix,
     full_precision,
     gather_rows,
     is_joint,
     multiply_gradient,
     output_conditioner,
-    row_conditioner,
     weight_gradient,
 )
 from isaac_newton.inputs import Shared
@@ -61,19 +62,17 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
     settings = site.settings
     if not settings.takes_every_row or settings.look is not None:
         return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
-    conditioner: Tensor | Awaited | None = None
-    shared = None
+    given: Shared | Awaited | Early
     if settings.overlap is not None:
         # Its inputs are all there is to wait for, so it starts before the layer's own product.
         settings.overlap.update([id(weight), id(bias)])
-        shared = settings.inputs.shared(input)
         with streams.beside(site, input), full_precision(input):
-            conditioner = row_conditioner(as_rows(input.detach()), site, shared, joint=is_joint(bias, site))
+            given = early_conditioner(input, site, settings.inputs.shared(input), joint=is_joint(bias, site))
     elif can_wait(input) and not is_joint(bias, site):
-        conditioner = Awaited(input, site)
+        given = Awaited(input, site)
     else:
-        shared = settings.inputs.shared(input)
-    output: Tensor = _apply(_Linear, input, weight, bias, site, shared, conditioner)
+        given = settings.inputs.shared(input)
+    output: Tensor = _apply(_Linear, input, weight, bias, site, given)
     return output
 
 
@@ -85,7 +84,7 @@ def _traced_linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Sit
         outside: Tensor = uncompiled.linear(input, weight, bias, site, arrange)
         return outside
     if site.settings.takes_every_row:
-        output: Tensor = _apply_traced(_TracedLinear, input, weight, bias, site, Shared(), None)
+        output: Tensor = _apply_traced(_TracedLinear, input, weight, bias, site, Shared())
         return output
     return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
 
@@ -273,9 +272,9 @@ class _TracedLinear(torch.autograd.Function):
         return _backward_of_linear(ctx, g)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Site, Shared | None, Tensor | Awaited | None]) -> None:
-    """What `_backward_of_linear` needs: input, weight, bias, site, what layers with this input share, a conditioner."""
-    a, weight, bias, ctx.site, ctx.shared, ctx.conditioner = inputs
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Site, Shared | Awaited | Early]) -> None:
+    """What `_backward_of_linear` needs: input, weight, bias, site, and what is known of the conditioner."""
+    a, weight, bias, ctx.site, ctx.given = inputs
     ctx.gbar = None
     if ctx.site.settings.overlap is not None:
         ctx.parameters = [weight] if bias is None else [weight, bias]
@@ -293,9 +292,9 @@ def _backward_of_linear(ctx: Any, g: Tensor) -> Any:
         if settings.overlap is not None:
             with streams.beside(site, g):
                 ctx.output_conditioner = output_conditioner(g, ctx.gbar, site)
-        return grad_input, None, None, None, None, None
+        return grad_input, None, None, None, None
     if settings.overlap is None:
-        return grad_input, *_gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias), None, None, None
+        return grad_input, *_gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias), None, None
     with streams.beside(site, g, a):
         gradients = _gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias)
     joint = needs_bias and settings.bias == "joint"
@@ -303,7 +302,7 @@ def _backward_of_linear(ctx: Any, g: Tensor) -> Any:
         streams.join_after_backward(site)
     else:
         streams.join(site)
-    return grad_input, *gradients, None, None, None
+    return grad_input, *gradients, None, None
 
 
 def _gradients(

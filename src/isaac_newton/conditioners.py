@@ -22,11 +22,13 @@ from isaac_newton.site import Site
 
 __all__ = [
     "Arrange",
+    "Early",
     "Layout",
     "as_matrix",
     "as_rows",
     "cast",
     "columns_conditioner",
+    "early_conditioner",
     "from_matrix",
     "full_precision",
     "gather_rows",
@@ -60,7 +62,10 @@ def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], sit
         conditioner = _inverse(r if by_rows else r.mT, damping, count, site, in_difference=not by_rows)
         if conditioner is not None:
             wide, r = cast(g, conditioner.dtype), cast(r, conditioner.dtype)
-            result = conditioner @ wide if by_rows else wide - scale * r @ (conditioner @ (r.mT @ wide))
+            if by_rows:
+                result = conditioner @ wide
+            else:
+                result = torch.addmm(wide, r, (scale * conditioner) @ (r.mT @ wide), alpha=-1)
     if site.settings.inspecting:
         before, after = cast(g, r.dtype), cast(result, r.dtype)
         site.inspect(lambda: equations.spectrum(r), damping, before.mT @ r, after.mT @ r)
@@ -133,11 +138,18 @@ class _Columns(NamedTuple):
         """∇ (I + rᵀr/(kλ))⁻¹."""
         if self.inverse is None or gradient.numel() == 0:
             return gradient
-        gradient, r = cast(gradient, self.inverse.dtype), cast(self.r, self.inverse.dtype)
-        if self.inverse.shape[-1] == gradient.shape[-1] and r.shape[-2] >= r.shape[-1]:
-            return gradient @ self.inverse
-        # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
-        return gradient - (self.scale * (gradient @ r.mT) @ self.inverse) @ r
+        inverse = self.inverse
+        difference: Callable[..., Tensor] = torch.baddbmm
+        gradient, r = cast(gradient, inverse.dtype), cast(self.r, inverse.dtype)
+        if len(r) == 1:
+            # Of one matrix: torch takes up to three times as long for a batch of one.
+            gradient, r, inverse, difference = gradient[0], r[0], inverse[0], torch.addmm
+        if r.shape[-2] >= r.shape[-1]:
+            result = gradient @ inverse
+        else:
+            # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
+            result = difference(gradient, (gradient @ r.mT) @ (self.scale * inverse), r, alpha=-1)
+        return result if result.dim() == 3 else result[None]
 
 
 def columns_conditioner(x: Tensor, layout: Layout, site: Site, shared: Shared, *, joint: bool) -> _Columns:
@@ -230,11 +242,16 @@ def weight_gradient(
         recorded, ctx.gbar = ctx.gbar or [], None
         early = settings.overlap is not None and settings.needs_extra_pass
         g = _apply_to_outputs(g, ctx.output_conditioner if early else output_conditioner(g, recorded, site))
-    conditioner, ctx.conditioner = ctx.conditioner, None
-    if isinstance(conditioner, Awaited) and not torch.is_grad_enabled():
-        conditioner = conditioner.inverse()
-    elif settings.overlap is None:
-        conditioner = row_conditioner(a, site, ctx.shared or Shared(), joint=joint, wide=True)
+    given = ctx.given
+    if isinstance(given, Early):
+        conditioner = given.inverse
+        a = a if given.rows is None else given.rows
+    elif isinstance(given, Awaited) and not torch.is_grad_enabled():
+        # A second pass through the same graph asks anew, so that what one pass used does not outlive it.
+        conditioner, ctx.given = given.inverse(), Shared()
+    else:
+        shared = given if isinstance(given, Shared) else Shared()
+        conditioner = row_conditioner(a, site, shared, joint=joint, wide=True)
     gradient = kernels.product(g, conditioner, a)
     if settings.inspecting:
         damping = math.inf if conditioner is None else settings.input_damping(a)
@@ -261,6 +278,24 @@ def row_conditioner(
     return shared.get(joint, lambda: _inverse(a if count < features else a.mT, damping, count, site))
 
 
+class Early(NamedTuple):
+    """A conditioner that was there before the backward pass: the inverse, or the rows that it has already multiplied."""
+
+    inverse: Tensor | None
+    rows: Float[Tensor, "rows in"] | None = None
+
+
+def early_conditioner(input: Tensor, site: Site, shared: Shared, *, joint: bool) -> Early:
+    """`row_conditioner` in the forward pass."""
+    a = as_rows(input.detach())
+    inverse = row_conditioner(a, site, shared, joint=joint)
+    if inverse is None or joint or input.requires_grad:
+        return Early(inverse)
+    # The backward pass ends at this layer: what can be multiplied now need not be waited for then.
+    a = cast(a, inverse.dtype)
+    return Early(None, torch.mm(inverse, a) if a.shape[0] < a.shape[1] else torch.mm(a, inverse))
+
+
 def output_conditioner(
     g: Float[Tensor, "rows out"], recorded: list[Float[Tensor, "rows out"]], site: Site
 ) -> tuple[Tensor, Tensor, float | Tensor] | None:
@@ -282,18 +317,18 @@ def _apply_to_outputs(g: Tensor, factor: tuple[Tensor, Tensor, float | Tensor] |
     gbar, conditioner, scale = factor
     wide, gbar = cast(g, conditioner.dtype), cast(gbar, conditioner.dtype)
     if gbar.shape[0] < gbar.shape[1]:
-        wide = wide - (scale * (wide @ gbar.mT) @ conditioner) @ gbar
+        wide = torch.addmm(wide, (wide @ gbar.mT) @ (scale * conditioner), gbar, alpha=-1)
     else:
         wide = wide @ conditioner
     return cast(wide, g.dtype)
 
 
 def _inverse(x: Tensor, damping: float | Tensor, count: int, site: Site, *, in_difference: bool = False) -> Tensor | None:
-    in_graph = site.settings.overlap is not None
-    result, failures = kernels.inverse(x, damping, count, in_graph=in_graph, in_difference=in_difference)
+    in_graph, alone = site.settings.overlap is not None, x.dim() == 3 and len(x) == 1
+    result, failures = kernels.inverse(x[0] if alone else x, damping, count, in_graph=in_graph, in_difference=in_difference)
     if isinstance(failures, Tensor) or failures:
         site.fell_back(failures)
-    return result
+    return result[None] if alone and result is not None else result
 
 
 def _output_factor(g: Tensor, recorded: list[Tensor], site: Site) -> Float[Tensor, "samples out"]:

@@ -17,7 +17,6 @@ from isaac_newton.conditioners import (
     from_matrix,
     keep_rows,
     multiply_gradient,
-    row_conditioner,
     rows_conditioner,
     weight_gradient,
     working_dtype,
@@ -140,9 +139,6 @@ def _draw_at_run_time(gradient: Tensor, count: int, most: int, site: int) -> Ten
 )
 def weight_gradient_at_run_time(g: Tensor, a: Tensor, joint: bool, site: int) -> Tensor:
     """`weight_gradient` as an operator."""
-    found, shared = compiled.site(site), Shared()
+    found = compiled.site(site)
     found.settings.enter_backward()
-    # While a step is captured the conditioner is expected to be there.
-    conditioner = row_conditioner(a, found, shared, joint=joint) if found.settings.overlap is not None else None
-    ctx = types.SimpleNamespace(site=found, shared=shared, conditioner=conditioner, gbar=None)
-    return weight_gradient(g, a, ctx, joint)
+    return weight_gradient(g, a, types.SimpleNamespace(site=found, given=Shared(), gbar=None), joint)
