@@ -18,6 +18,7 @@ from isaac_newton.site import Site
 __all__ = ["Awaited", "can_wait"]
 
 _CPU = (-1, 0)
+_PLAIN = kernels.Conditioner(None)
 _PRECISE = (torch.float32, torch.float64)
 #: Forward passes whose graphs are dropped leave dead references behind.
 _MOST_REFERENCES = 1024
@@ -38,19 +39,20 @@ def _smaller_side(input: Tensor) -> int:
 
 
 class Awaited:
-    """What one use of a layer received, and its inverse once somebody has asked for any.
+    """What one use of a layer received, and its conditioner once somebody has asked for any.
 
     Args:
         input: What the layer received.
+        outputs: Into how many features it turns that.
         site: The layer's site.
     """
 
-    __slots__ = ("__weakref__", "_pass", "_place", "input", "inverted", "site")
+    __slots__ = ("__weakref__", "_pass", "_place", "found", "input", "outputs", "site")
 
-    def __init__(self, input: Tensor, site: Site) -> None:
+    def __init__(self, input: Tensor, outputs: int, site: Site) -> None:
         # The tensor itself, so that layers which received the same one know it.
-        self.input, self.site = input, site
-        self.inverted: Tensor | None = None
+        self.input, self.outputs, self.site = input, outputs, site
+        self.found = _PLAIN
         self._pass = -1
         device = input.get_device()
         self._place = (device, torch._C._cuda_getCurrentRawStream(device)) if device >= 0 else _CPU
@@ -59,8 +61,8 @@ class Awaited:
             awaited[:] = [reference for reference in awaited if reference() is not None]
         awaited.append(weakref.ref(self))
 
-    def inverse(self) -> Tensor | None:
-        """(I + a aᵀ/(bλ))⁻¹, or on the other side where that is smaller; None for the plain gradient."""
+    def conditioner(self) -> kernels.Conditioner:
+        """(I + a aᵀ/(bλ))⁻¹, or on the other side where that is smaller, or what it makes of the rows."""
         settings = self.site.settings
         if self._pass != settings.backward_passes:
             together: list[Awaited] = [self]
@@ -73,23 +75,22 @@ class Awaited:
             settings.awaited[:] = [weakref.ref(one) for one in elsewhere]
             for one in together:
                 one._pass = settings.backward_passes
-            _invert(together)
-        return self.inverted
+            _find(together)
+        return self.found
 
 
-def _invert(together: Sequence[Awaited]) -> None:
+def _find(together: Sequence[Awaited]) -> None:
     leaders: dict[int, Awaited] = {}
-    work: list[tuple[Awaited, tuple[Tensor, float | Tensor]]] = []
+    work: list[tuple[Awaited, kernels.Job]] = []
     for one in together:
         if leaders.setdefault(id(one.input), one) is not one:
             continue
         rows = one.input if one.input.dim() == 2 else one.input.reshape(-1, one.input.shape[-1])
         damping = one.site.settings.input_damping(rows)
         if rows.numel() and not (isinstance(damping, float) and damping == math.inf):
-            work.append((one, (rows, damping)))
-    for (one, _), (inverse, failures) in zip(work, kernels.inverses([job for _, job in work]), strict=True):
-        one.inverted = inverse
+            work.append((one, (rows, damping, one.outputs)))
+    for (one, _), (one.found, failures) in zip(work, kernels.conditioners([job for _, job in work]), strict=True):
         if isinstance(failures, Tensor) or failures:
             one.site.fell_back(failures)
     for one in together:
-        one.inverted = leaders[id(one.input)].inverted
+        one.found = leaders[id(one.input)].found

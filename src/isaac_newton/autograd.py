@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from isaac_newton import rows
+from isaac_newton import kernels, rows
 from isaac_newton.ahead import Awaited, can_wait
 from isaac_newton.conditioners import (
     Arrange,
-    Early,
     Layout,
     as_matrix,
     as_rows,
@@ -62,14 +61,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
     settings = site.settings
     if not settings.takes_every_row or settings.look is not None:
         return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
-    given: Shared | Awaited | Early
+    given: Shared | Awaited | kernels.Conditioner
     if settings.overlap is not None:
         # Its inputs are all there is to wait for, so it starts before the layer's own product.
         settings.overlap.update([id(weight), id(bias)])
         with streams.beside(site, input), full_precision(input):
             given = early_conditioner(input, site, settings.inputs.shared(input), joint=is_joint(bias, site))
     elif can_wait(input) and not is_joint(bias, site):
-        given = Awaited(input, site)
+        given = Awaited(input, weight.shape[0], site)
     else:
         given = settings.inputs.shared(input)
     output: Tensor = _apply(_Linear, input, weight, bias, site, given)
@@ -272,7 +271,7 @@ class _TracedLinear(torch.autograd.Function):
         return _backward_of_linear(ctx, g)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Site, Shared | Awaited | Early]) -> None:
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Site, Shared | Awaited | kernels.Conditioner]) -> None:
     """What `_backward_of_linear` needs: input, weight, bias, site, and what is known of the conditioner."""
     a, weight, bias, ctx.site, ctx.given = inputs
     ctx.gbar = None

@@ -22,7 +22,6 @@ from isaac_newton.site import Site
 
 __all__ = [
     "Arrange",
-    "Early",
     "Layout",
     "as_matrix",
     "as_rows",
@@ -243,18 +242,16 @@ def weight_gradient(
         early = settings.overlap is not None and settings.needs_extra_pass
         g = _apply_to_outputs(g, ctx.output_conditioner if early else output_conditioner(g, recorded, site))
     given = ctx.given
-    if isinstance(given, Early):
-        conditioner = given.inverse
-        a = a if given.rows is None else given.rows
-    elif isinstance(given, Awaited) and not torch.is_grad_enabled():
+    if isinstance(given, Awaited) and not torch.is_grad_enabled():
         # A second pass through the same graph asks anew, so that what one pass used does not outlive it.
-        conditioner, ctx.given = given.inverse(), Shared()
-    else:
+        given, ctx.given = given.conditioner(), Shared()
+    if not isinstance(given, kernels.Conditioner):
         shared = given if isinstance(given, Shared) else Shared()
-        conditioner = row_conditioner(a, site, shared, joint=joint, wide=True)
-    gradient = kernels.product(g, conditioner, a)
+        given = kernels.Conditioner(row_conditioner(a, site, shared, joint=joint, wide=True))
+    gradient = kernels.product(g, given.inverse, a if given.rows is None else given.rows)
     if settings.inspecting:
-        damping = math.inf if conditioner is None else settings.input_damping(a)
+        is_plain = given.inverse is None and given.rows is None
+        damping = math.inf if is_plain else settings.input_damping(a)
         site.inspect(lambda: equations.spectrum(a), damping, kernels.product(plain, None, a), gradient)
     return gradient
 
@@ -278,22 +275,15 @@ def row_conditioner(
     return shared.get(joint, lambda: _inverse(a if count < features else a.mT, damping, count, site))
 
 
-class Early(NamedTuple):
-    """A conditioner that was there before the backward pass: the inverse, or the rows that it has already multiplied."""
-
-    inverse: Tensor | None
-    rows: Float[Tensor, "rows in"] | None = None
-
-
-def early_conditioner(input: Tensor, site: Site, shared: Shared, *, joint: bool) -> Early:
+def early_conditioner(input: Tensor, site: Site, shared: Shared, *, joint: bool) -> kernels.Conditioner:
     """`row_conditioner` in the forward pass."""
     a = as_rows(input.detach())
     inverse = row_conditioner(a, site, shared, joint=joint)
     if inverse is None or joint or input.requires_grad:
-        return Early(inverse)
+        return kernels.Conditioner(inverse)
     # The backward pass ends at this layer: what can be multiplied now need not be waited for then.
     a = cast(a, inverse.dtype)
-    return Early(None, torch.mm(inverse, a) if a.shape[0] < a.shape[1] else torch.mm(a, inverse))
+    return kernels.Conditioner(None, torch.mm(inverse, a) if a.shape[0] < a.shape[1] else torch.mm(a, inverse))
 
 
 def output_conditioner(

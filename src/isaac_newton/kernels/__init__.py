@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -11,10 +12,12 @@ from torch import Tensor
 from isaac_newton import equations
 from isaac_newton.kernels import dense
 
-__all__ = ["inverse", "inverses", "product"]
+__all__ = ["Conditioner", "can_fuse", "conditioners", "inverse", "product"]
 
 #: Beyond, one Triton program takes longer than cuSOLVER.
 MOST_FUSED_ROWS = 128
+#: Up to so many, rows are multiplied however few the outputs are.
+_FEW_FEATURES = 512
 
 
 def inverse(
@@ -54,45 +57,68 @@ def _repaired(inverse: Float[Tensor, "*groups k k"], in_difference: bool) -> tup
     return torch.where(failed, 0 * identity if in_difference else identity, inverse), failed
 
 
-def inverses(work: Sequence[tuple[Float[Tensor, "_ _"], float | Tensor]]) -> list[tuple[Tensor | None, int | Tensor]]:
-    """`inverse` for each pair of rows and λ, on the smaller side of the rows: many in few calls, where that can be."""
-    found: dict[int, tuple[Tensor | None, int | Tensor]] = {}
+class Conditioner(NamedTuple):
+    """What turns gᵀa into ζ*: an inverse, or rows that one has already multiplied; neither for the plain gradient."""
+
+    inverse: Float[Tensor, "..."] | None
+    rows: Float[Tensor, "_ _"] | None = None
+
+
+#: A layer's rows, λ, and its outputs.
+Job: TypeAlias = tuple[Float[Tensor, "_ _"], float | Tensor, int]
+
+
+def conditioners(work: Sequence[Job]) -> list[tuple[Conditioner, int | Tensor]]:
+    """`inverse` for each job, on the smaller side of its rows, and its failures: many in few calls, where that can be."""
+    found: dict[int, tuple[Conditioner, int | Tensor]] = {}
     if len(work) > 1:
         found = _few_launches(work) if work[0][0].is_cuda else _few_factorizations(work)
-    return [
-        found[number] if number in found else inverse(_smaller_side(rows), damping, len(rows))
-        for number, (rows, damping) in enumerate(work)
-    ]
+    results = []
+    for number, (rows, damping, _) in enumerate(work):
+        if number not in found:
+            result, failures = inverse(_smaller_side(rows), damping, len(rows))
+            found[number] = Conditioner(result), failures
+        results.append(found[number])
+    return results
 
 
-def _few_launches(work: Sequence[tuple[Tensor, float | Tensor]]) -> dict[int, tuple[Tensor | None, int | Tensor]]:
+def _few_launches(work: Sequence[Job]) -> dict[int, tuple[Conditioner, int | Tensor]]:
     """Those of one λ whose rows lie in one piece."""
     shared = work[0][1]
     if not isinstance(shared, float):
         return {}
-    together = [
-        number
-        for number, (rows, damping) in enumerate(work)
-        if damping == shared and rows.is_contiguous() and can_fuse(rows, min(rows.shape))
-    ]
     from isaac_newton.kernels import fused
 
-    results: list[Tensor] = []
+    together = [
+        number
+        for number, (rows, damping, _) in enumerate(work)
+        if damping == shared and rows.is_contiguous() and can_fuse(rows, min(rows.shape))
+    ]
+    found: dict[int, tuple[Conditioner, int | Tensor]] = {}
     for start in range(0, len(together), fused.JOBS):
-        results += fused.inverses([work[number][0] for number in together[start : start + fused.JOBS]], shared)
-    return {number: (result, 0) for number, result in zip(together, results, strict=True)}
+        numbers = together[start : start + fused.JOBS]
+        xs = [work[number][0] for number in numbers]
+        # Multiplied rows save a product in the backward pass, but take the memory of the rows instead of that of the outputs.
+        multiplied = [
+            max(x.shape) <= fused.MOST_MULTIPLIED and x.shape[1] <= max(work[number][2], _FEW_FEATURES)
+            for x, number in zip(xs, numbers, strict=True)
+        ]
+        for number, result, whole in zip(numbers, fused.inverses(xs, shared, multiplied), multiplied, strict=True):
+            found[number] = Conditioner(None, result) if whole else Conditioner(result), 0
+    return found
 
 
-def _few_factorizations(work: Sequence[tuple[Tensor, float | Tensor]]) -> dict[int, tuple[Tensor | None, int | Tensor]]:
+def _few_factorizations(work: Sequence[Job]) -> dict[int, tuple[Conditioner, int | Tensor]]:
     """Those of one size."""
     sizes: dict[int, list[int]] = {}
-    for number, (rows, _) in enumerate(work):
+    for number, (rows, *_) in enumerate(work):
         sizes.setdefault(min(rows.shape), []).append(number)
-    found: dict[int, tuple[Tensor | None, int | Tensor]] = {}
+    found: dict[int, tuple[Conditioner, int | Tensor]] = {}
     for numbers in sizes.values():
         scales = [1 / (len(work[number][0]) * float(work[number][1])) for number in numbers]
         results = dense.inverses([_smaller_side(work[number][0]) for number in numbers], scales)
-        found |= dict(zip(numbers, results, strict=True))
+        for number, (result, failures) in zip(numbers, results, strict=True):
+            found[number] = Conditioner(result), failures
     return found
 
 

@@ -16,13 +16,16 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["JOBS", "inverse", "inverses"]
+__all__ = ["JOBS", "MOST_MULTIPLIED", "inverse", "inverses"]
 
 #: Up to this many features the program that inverts forms the Gram matrix too: one launch less is worth more than the
 #: parallelism.
 _INLINE_FEATURES = 512
 #: So many inverses of their own sizes fit into one launch.
 JOBS = 8
+#: Up to this length one program forms the Gram matrix there and multiplies by its inverse: longer on the device, where an eager
+#: step waits for the host.
+MOST_MULTIPLIED = 2048
 _PIVOTS = 16
 _CHUNK = 32
 _WARPS = {16: 1, 32: 1, 64: 4, 128: 8}
@@ -80,20 +83,26 @@ class _Plan:
         return work.as_strided(*self._view)
 
 
-def inverses(xs: Sequence[Float[Tensor, "_ _"]], damping: float) -> list[Float[Tensor, "_ _"]]:
-    """(I + x xᵀ/(bλ))⁻¹ for each x of b rows, or (I + xᵀx/(bλ))⁻¹ where that is smaller, of up to `JOBS` contiguous matrices.
+def inverses(xs: Sequence[Float[Tensor, "_ _"]], damping: float, multiplied: Sequence[bool]) -> list[Float[Tensor, "_ _"]]:
+    """P = (I + x xᵀ/(bλ))⁻¹ for each x of b rows, or Q = (I + xᵀx/(bλ))⁻¹ where that is smaller; P x or x Q, if `multiplied`.
 
-    One or two launches do it all, each in time of the longest: what they save is the host's time.
+    Of up to `JOBS` contiguous matrices. One launch does it all, or two: what they save is the host's time.
     """
     sizes = [sorted(x.shape) for x in xs]
     block = max(_PIVOTS, triton.next_power_of_2(max(small for small, _ in sizes)))
     longest = max(long for _, long in sizes)
-    parts = 1 if longest <= _INLINE_FEATURES else min(16, longest // (4 * _CHUNK))
+    parts = 1 if longest <= MOST_MULTIPLIED else min(16, longest // (4 * _CHUNK))
     work = xs[0].new_empty(len(xs) * parts * block**2)
-    results = [x.new_empty(small, small) for x, (small, _) in zip(xs, sizes, strict=True)]
+    results = [
+        x.new_empty(x.shape if whole else (small, small)) for x, (small, _), whole in zip(xs, sizes, multiplied, strict=True)
+    ]
     # Places that are not used repeat the first job, so that the types of the numbers are always the same.
-    ins, outs = ([*tensors, *[tensors[0]] * (JOBS - len(xs))] for tensors in (xs, results))
-    jobs = *(x.data_ptr() for x in ins), *(y.data_ptr() for y in outs), *(x.shape[0] for x in ins), *(x.shape[1] for x in ins)
+    jobs = [
+        (x.data_ptr(), result.data_ptr(), *x.shape, int(whole))
+        for x, result, whole in zip(xs, results, multiplied, strict=True)
+    ]
+    columns = zip(*jobs, *[jobs[0]] * (JOBS - len(jobs)), strict=True)
+    numbers = [number for column in columns for number in column]
     key = (len(xs), parts, block, xs[0].device.index)
     launches = _TOGETHER.get(key)
     if launches is None:
@@ -101,8 +110,8 @@ def inverses(xs: Sequence[Float[Tensor, "_ _"]], damping: float) -> list[Float[T
         grams = _Launch(_gram_of_each, (parts, len(xs), 1), 4, {"BLOCK": block, "CHUNK": _CHUNK})
         launches = _TOGETHER[key] = grams, _Launch(_sweep_each, (len(xs), 1, 1), _WARPS[block], constants)
     if parts > 1:
-        launches[0](work, parts, *jobs)
-    launches[1](work, damping, parts, *jobs)
+        launches[0](work, parts, *numbers)
+    launches[1](work, damping, parts, *numbers)
     return results
 
 
@@ -235,7 +244,7 @@ def _sweep(
     tl.store(work + square, matrix)
 
 
-_NUMBERS = ["parts", *(f"{letter}{number}" for letter in "xybn" for number in range(JOBS))]
+_NUMBERS = ["parts", *(f"{letter}{number}" for letter in "xybnw" for number in range(JOBS))]
 
 
 @triton.jit
@@ -300,6 +309,14 @@ def _gram_of_each(
     n5,
     n6,
     n7,
+    w0,
+    w1,
+    w2,
+    w3,
+    w4,
+    w5,
+    w6,
+    w7,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -350,6 +367,14 @@ def _sweep_each(
     n5,
     n6,
     n7,
+    w0,
+    w1,
+    w2,
+    w3,
+    w4,
+    w5,
+    w6,
+    w7,
     INLINE: tl.constexpr,
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
@@ -357,9 +382,10 @@ def _sweep_each(
 ):
     job = tl.program_id(0)
     x = _pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
-    y = _pick(job, y0, y1, y2, y3, y4, y5, y6, y7)
+    y = _pick(job, y0, y1, y2, y3, y4, y5, y6, y7).to(tl.pointer_type(tl.float32))
     rows = _pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
     features = _pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
+    whole = _pick(job, w0, w1, w2, w3, w4, w5, w6, w7)
     size = tl.minimum(rows, features)
     work += job * parts * BLOCK * BLOCK
     i = tl.arange(0, BLOCK)
@@ -371,5 +397,17 @@ def _sweep_each(
         for part in range(1, parts):
             matrix += tl.load(work + part * BLOCK * BLOCK + square)
     matrix = _swept(matrix / (rows * damping), work, size, BLOCK, PIVOTS)
-    inside = (i[:, None] < size) & (i[None, :] < size)
-    tl.store(y.to(tl.pointer_type(tl.float32)) + i[:, None] * size + i[None, :], matrix, mask=inside)
+    if whole == 0:
+        tl.store(y + i[:, None] * size + i[None, :], matrix, mask=(i[:, None] < size) & (i[None, :] < size))
+    else:
+        # Q is symmetric, so that x Q is Qxᵀ, transposed: both are the inverse times what the Gram matrix was formed of.
+        length = tl.maximum(rows, features)
+        row_stride = tl.where(rows < features, features, 1)
+        column_stride = tl.where(rows < features, 1, features)
+        matrix = tl.where((i[:, None] < size) & (i[None, :] < size), matrix, 0.0)
+        for start in range(0, length, CHUNK):
+            c = start + tl.arange(0, CHUNK)
+            inside = (i[:, None] < size) & (c[None, :] < length)
+            place = i[:, None] * row_stride + c[None, :] * column_stride
+            tile = tl.load(x.to(tl.pointer_type(tl.float32)) + place, mask=inside, other=0.0)
+            tl.store(y + place, tl.dot(matrix, tile, input_precision="tf32x3"), mask=inside)
