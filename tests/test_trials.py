@@ -371,6 +371,25 @@ def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch, mlp: Wor
     assert shares == [trial.rate(step) for step in range(8)]
 
 
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_a_workload_decides_how_float32_is_multiplied(
+    monkeypatch: pytest.MonkeyPatch, mlp: Workload, tensor_cores: bool
+) -> None:
+    seen = set()
+    loss = mlp.loss
+    monkeypatch.setattr(mlp, "tensor_cores", tensor_cores)
+    monkeypatch.setattr(mlp, "loss", lambda *args: seen.add(torch.get_float32_matmul_precision()) or loss(*args))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        loop.run(replace(MLP, steps=2, points=1), mlp)
+        times.measure({"plain": MLP}, mlp, rounds=1)
+        assert seen == {"high" if tensor_cores else "highest"}
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_a_record_says_what_ran_and_where(mlp: Workload) -> None:
     ticks: list[int] = []
     record = loop.run(MLP, mlp, tick=lambda step, loss: ticks.append(step))

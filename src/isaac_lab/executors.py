@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -28,6 +28,7 @@ import torch
 
 from isaac_lab.config import Config
 from isaac_lab.engine import Training, can_stack
+from isaac_lab.products import float32_products
 from isaac_lab.progress import Progress, Reporter, Update
 from isaac_lab.records import installed, origin
 from isaac_lab.store import Epoch, Record, Store, StoreError
@@ -165,7 +166,7 @@ def _train(group: Group, store: Store, job: Job, progress: Progress) -> None:
     """Train one group to its end, with all that a kill may need."""
     data = _dataset(group.configs[0].data, job.data_folder)
     about = _origin(job, data)
-    with _precision(job), contextlib.ExitStack() as stack:
+    with float32_products(tensor_cores=job.tensor_cores), contextlib.ExitStack() as stack:
         # Before anything is written: it may not fit the data.
         training = Training(group.configs, data, stacked=group.stacked, device=job.device)
         log = stack.enter_context(
@@ -288,7 +289,7 @@ def train_remotely(group: Group, job: Job) -> tuple[list[Epoch], list[str | None
     """What a Ray worker does."""
     torch.set_num_threads(1)
     data = _dataset(group.configs[0].data, job.data_folder)
-    with _precision(job):
+    with float32_products(tensor_cores=job.tensor_cores):
         training = Training(group.configs, data, stacked=False, device=job.device)
         return list(training.epochs()), training.digests(), _origin(job, data)
 
@@ -354,16 +355,6 @@ def _origin(job: Job, data: "Dataset") -> dict[str, Any]:
 def _process(threads: int, device: str) -> dict[str, Any]:
     """Asked once: git takes longer than a short run."""
     return origin(threads=threads, packages=("torch", "numpy"), device=device)
-
-
-@contextlib.contextmanager
-def _precision(job: Job) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if job.tensor_cores else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _nobody(update: Update) -> None:

@@ -66,7 +66,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
         # Its inputs are all there is to wait for, so it starts before the layer's own product.
         settings.overlap.update([id(weight), id(bias)])
         with streams.beside(site, input), full_precision(input):
-            given = early_conditioner(input, site, settings.inputs.shared(input), joint=is_joint(bias, site))
+            shared = settings.inputs.shared(input)
+            given = early_conditioner(input, weight.shape[0], site, shared, joint=is_joint(bias, site))
     elif can_wait(input) and not is_joint(bias, site):
         given = Awaited(input, weight.shape[0], site)
     else:

@@ -43,6 +43,9 @@ __all__ = [
     "working_dtype",
 ]
 
+#: Of wider layers the step did not get shorter by multiplying rows early: products keep the device busy anyway.
+_MOST_OUTPUTS = 1024
+
 #: Brings a layer's input into the layout of `rows`: the view, and how many of its dimensions are positions.
 Arrange: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]
 
@@ -275,11 +278,11 @@ def row_conditioner(
     return shared.get(joint, lambda: _inverse(a if count < features else a.mT, damping, count, site))
 
 
-def early_conditioner(input: Tensor, site: Site, shared: Shared, *, joint: bool) -> kernels.Conditioner:
+def early_conditioner(input: Tensor, outputs: int, site: Site, shared: Shared, *, joint: bool) -> kernels.Conditioner:
     """`row_conditioner` in the forward pass."""
     a = as_rows(input.detach())
     inverse = row_conditioner(a, site, shared, joint=joint)
-    if inverse is None or joint or input.requires_grad:
+    if inverse is None or joint or input.requires_grad or outputs > _MOST_OUTPUTS or site.settings.conditions_outputs:
         return kernels.Conditioner(inverse)
     # The backward pass ends at this layer: what can be multiplied now need not be waited for then.
     a = cast(a, inverse.dtype)

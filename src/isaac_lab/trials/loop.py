@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 import isaac_newton as isaac
+from isaac_lab.products import float32_products
 from isaac_lab.records import origin
 from isaac_lab.trials import methods
 from isaac_lab.trials.trial import Trial
@@ -43,6 +44,11 @@ def run(
     """
     if trial.model != workload.network:
         raise ValueError(f"the trial is of {trial.model or 'no named network'!r}, the workload has {workload.network!r}")
+    with float32_products(tensor_cores=workload.tensor_cores):
+        return _run(trial, workload, device, tick)
+
+
+def _run(trial: Trial, workload: Workload, device: str, tick: Callable[[int, float], object]) -> dict[str, Any]:
     torch.manual_seed(trial.seed)
     model = workload.model(trial.seed)
     training = methods.prepare(trial, workload, model)

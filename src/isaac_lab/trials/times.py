@@ -9,6 +9,7 @@ import torch
 
 import isaac_newton as isaac
 from isaac_lab.bench import timing
+from isaac_lab.products import float32_products
 from isaac_lab.records import origin
 from isaac_lab.trials import methods
 from isaac_lab.trials.trial import Trial
@@ -41,6 +42,13 @@ def measure(
         rounds: How often they take turns.
         tick: Called after each round.
     """
+    with float32_products(tensor_cores=workload.tensor_cores):
+        return _measure(trials, workload, device, captured, rounds, tick)
+
+
+def _measure(
+    trials: Mapping[str, Trial], workload: Workload, device: str, captured: bool, rounds: int, tick: Callable[[], object]
+) -> dict[str, Any]:
     steps: dict[str, Callable[[], object]] = {}
     left_out: dict[str, str] = {}
     for name, trial in trials.items():

@@ -8,7 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["REGISTRY", "Workload", "make", "registered", "seeded"]
+__all__ = ["HALF", "REGISTRY", "Workload", "make", "registered", "seeded"]
+
+#: How a network runs on CUDA where it does not run in float32.
+HALF = "bfloat16 autocast, float32 weights, TF32 in what stays float32"
 
 
 class Workload(abc.ABC):
@@ -28,6 +31,7 @@ class Workload(abc.ABC):
         steps: Training steps of an epoch.
         network: What `Trial.model` must say; "" where the workload alone decides what is trained.
         weights: SHA-256 of pre-trained weights; "" where all are random.
+        tensor_cores: Whether products in float32 may be TF32, which most people allow who train in half precision.
         arithmetic: In what precision the network runs, for people.
     """
 
@@ -44,6 +48,7 @@ class Workload(abc.ABC):
     steps: int
     network: str = ""
     weights: str = ""
+    tensor_cores: bool = False
     arithmetic: str = "float32"
 
     @abc.abstractmethod

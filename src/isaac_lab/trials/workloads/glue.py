@@ -24,7 +24,7 @@ from isaac_lab.data import text, toy_text
 from isaac_lab.data.files import DataError
 from isaac_lab.data.text import Split, TextTask
 from isaac_lab.records import installed
-from isaac_lab.trials.workload import Workload, registered, seeded
+from isaac_lab.trials.workload import HALF, Workload, registered, seeded
 
 __all__ = ["ENCODER", "FIXED_LENGTH", "TINY", "Encoder", "EncoderError", "FixedLength", "Glue", "encoder", "tiny"]
 
@@ -266,6 +266,8 @@ class Glue(Workload):
         self.data, self.checksum, self.network, self.weights = task.title, task.checksum, base.name, base.weights
         self.last, self.task = base.last, task
         self._base, self._device = base, device
+        self.tensor_cores = device == "cuda"
+        self.arithmetic = HALF if self.tensor_cores else self.arithmetic
         self.train, self.dev = (Tokens(split, base.tokenizer, device) for split in (task.train, task.dev))
         self.names = self.train.names
         self.steps = -(-len(self.train) // self.batch)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from isaac_lab import noise
 from isaac_lab.data import images
 from isaac_lab.models import ResNet18
-from isaac_lab.trials.workload import Workload, registered, seeded
+from isaac_lab.trials.workload import HALF, Workload, registered, seeded
 
 __all__ = ["NAME", "PAD", "ResNet", "crops"]
 
@@ -32,8 +32,7 @@ SMALL_WIDTH, SMALL_BATCH, SMALL_TRAIN, SMALL_TEST = 8, 10, 60, 50
 class ResNet(Workload):
     """Ten classes of images of 32 × 32, cross-entropy.
 
-    Weights are float32. On CUDA the network runs in bfloat16 under autocast, and what is left in float32 may use TF32 in
-    convolutions.
+    Weights are float32. On CUDA the network runs in bfloat16 under autocast, and what is left in float32 may use TF32.
 
     Args:
         small: Generated images, few of them, and an eighth of the channels.
@@ -67,7 +66,8 @@ class ResNet(Workload):
         mean, std = (torch.tensor(values, device=device) for values in (found.mean, found.std))
         self._scale, self._shift = 1 / (255 * std), -mean / std
         self.steps = train // self.batch
-        self.arithmetic = _arithmetic(device, self.half)
+        self.tensor_cores = device == "cuda" and self.half
+        self.arithmetic = HALF if self.tensor_cores else _arithmetic(device, self.half)
         if device == "cuda":
             # All batches have one shape: the search for the fastest kernels is made once, before a graph is captured.
             torch.backends.cudnn.benchmark = True
