@@ -93,6 +93,9 @@ def _moved(name: str, taken: list[Tensor], made: list[Tensor]) -> int:
         taken = taken[1:]
     elif name.removesuffix("_like").startswith(("aten::zeros", "aten::empty", "aten::new_", "aten::ones", "aten::full")):
         taken = []
+    elif name in ("aten::addmm", "aten::baddbmm") and taken[0].shape == made[0].shape:
+        # What is added to is copied into the result first.
+        taken, made = [taken[0], *taken], [*made, *made]
     return sum(tensor.numel() * tensor.element_size() for tensor in taken + made)
 
 

@@ -106,7 +106,7 @@ def _few_rows(layer: Layer, work: Workload, setting: Setting, machine: Machine, 
     casts = 2 * _cast(m * n, machine)
     flops, traffic = 2 * m * side**2 * blocks, 8 * m * n + 4 * side**2 * blocks
     if k < side:
-        flops, traffic = 4 * k * m * n + 2 * k**2 * m * blocks, 20.0 * m * n + 24 * m * k + 8 * k * n
+        flops, traffic = 4 * k * m * n + 2 * k**2 * m * blocks, 20.0 * m * n + 16 * m * k + 8 * k * n
     yield Op("application", passes * flops, "single", passes * (traffic + casts))
 
 
