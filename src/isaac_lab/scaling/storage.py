@@ -56,8 +56,8 @@ def temporary_in_backward(layer: Layer, work: Workload, setting: Setting, machin
     t, n, m, half = work.tokens, layer.inputs, layer.outputs, machine.activation != 4
     if not setting.takes_every_row:
         cast, rows = 4 * t * n if half else 0, 4 * rows_of(work, setting) * n
-        # The gradient in float32, the product that is taken off it, and the difference.
-        return rows + (cast if setting.when == "step" else max(cast, (12 if half else 8) * m * n))
+        # The gradient in float32, what is left of it, and that rounded; a gradient that is in float32 is torch's own.
+        return rows + (cast if setting.when == "step" else max(cast, (10 if half else 4) * m * n))
     side, _ = split(n, setting)
     small, large = min(t, side), max(t, side)
     exact = machine.exact_inverses and small > machine.fused
