@@ -27,13 +27,13 @@ _MOST_REFERENCES = 1024
 def can_wait(input: Tensor) -> bool:
     """Whether it is worth it, and whether this input may be kept beside what autograd saves."""
     return (
-        (kernels.can_fuse(input, _smaller_side(input)) if input.is_cuda else input.is_cpu and input.dtype in _PRECISE)
+        (kernels.can_fuse(input, _size_of_inverse(input)) if input.is_cuda else input.is_cpu and input.dtype in _PRECISE)
         # Activation checkpointing and offloading do not want tensors to be kept.
         and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     )
 
 
-def _smaller_side(input: Tensor) -> int:
+def _size_of_inverse(input: Tensor) -> int:
     features = input.shape[-1]
     return min(features, input.numel() // max(features, 1))
 

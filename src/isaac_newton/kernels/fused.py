@@ -244,6 +244,7 @@ def _sweep(
     tl.store(work + square, matrix)
 
 
+#: Of each job: the addresses of a matrix and of its result, rows and features, and whether the result is multiplied.
 _NUMBERS = ["parts", *(f"{letter}{number}" for letter in "xybnw" for number in range(JOBS))]
 
 
@@ -273,53 +274,18 @@ def _part_of_gram(x, rows, features, part, parts, BLOCK: tl.constexpr, CHUNK: tl
     )
 
 
+# fmt: off
 @triton.jit(do_not_specialize=_NUMBERS)
 def _gram_of_each(
-    work,
-    parts,
-    x0,
-    x1,
-    x2,
-    x3,
-    x4,
-    x5,
-    x6,
-    x7,
-    y0,
-    y1,
-    y2,
-    y3,
-    y4,
-    y5,
-    y6,
-    y7,
-    b0,
-    b1,
-    b2,
-    b3,
-    b4,
-    b5,
-    b6,
-    b7,
-    n0,
-    n1,
-    n2,
-    n3,
-    n4,
-    n5,
-    n6,
-    n7,
-    w0,
-    w1,
-    w2,
-    w3,
-    w4,
-    w5,
-    w6,
-    w7,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
+    work, parts,
+    x0, x1, x2, x3, x4, x5, x6, x7,
+    y0, y1, y2, y3, y4, y5, y6, y7,
+    b0, b1, b2, b3, b4, b5, b6, b7,
+    n0, n1, n2, n3, n4, n5, n6, n7,
+    w0, w1, w2, w3, w4, w5, w6, w7,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):
+    # fmt: on
     part = tl.program_id(0)
     job = tl.program_id(1)
     x = _pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
@@ -330,56 +296,18 @@ def _gram_of_each(
     tl.store(work + (job * parts + part) * BLOCK * BLOCK + i[:, None] * BLOCK + i[None, :], matrix)
 
 
+# fmt: off
 @triton.jit(do_not_specialize=_NUMBERS)
 def _sweep_each(
-    work,
-    damping,
-    parts,
-    x0,
-    x1,
-    x2,
-    x3,
-    x4,
-    x5,
-    x6,
-    x7,
-    y0,
-    y1,
-    y2,
-    y3,
-    y4,
-    y5,
-    y6,
-    y7,
-    b0,
-    b1,
-    b2,
-    b3,
-    b4,
-    b5,
-    b6,
-    b7,
-    n0,
-    n1,
-    n2,
-    n3,
-    n4,
-    n5,
-    n6,
-    n7,
-    w0,
-    w1,
-    w2,
-    w3,
-    w4,
-    w5,
-    w6,
-    w7,
-    INLINE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PIVOTS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    work, damping, parts,
+    x0, x1, x2, x3, x4, x5, x6, x7,
+    y0, y1, y2, y3, y4, y5, y6, y7,
+    b0, b1, b2, b3, b4, b5, b6, b7,
+    n0, n1, n2, n3, n4, n5, n6, n7,
+    w0, w1, w2, w3, w4, w5, w6, w7,
+    INLINE: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):
+    # fmt: on
     job = tl.program_id(0)
     x = _pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
     y = _pick(job, y0, y1, y2, y3, y4, y5, y6, y7).to(tl.pointer_type(tl.float32))
