@@ -464,6 +464,12 @@ def _near_best(line: Sequence[float]) -> int:
     return sum(math.isfinite(value) and behind(value, lowest) <= SAME for value in line)
 
 
+def _lead(gap: float) -> str:
+    if not math.isfinite(gap):
+        return "diverged in every cell"
+    return f"{'ahead' if gap > 0 else 'behind'} by {abs(gap):.1%} of log-loss"
+
+
 def lesser_extent(evidence: Evidence) -> Finding:
     """The last row is ahead of the last column in Figure 1 too, but by less than in Figure A3."""
     found: dict[tuple[str, str], Outcome] = {}
@@ -476,7 +482,7 @@ def lesser_extent(evidence: Evidence) -> Finding:
         found["figA3", panel] = fisher
         there, here = (behind(_lowest(_column(own)), _lowest(_row(own))) for own in (fisher, newton))
         passed += 0 < here < there
-        parts.append(f"{panel}: λ_a → ∞ ahead by {here:.1%} of log-loss in Figure 1, {there:.1%} in Figure A3")
+        parts.append(f"{panel}: λ_a → ∞ {_lead(here)} in Figure 1, {_lead(there)} in Figure A3")
     failed, text = len(found) - passed, "; ".join(parts)
     verdict = Verdict.HOLDS if passed > 2 else Verdict.FAILS if failed >= 2 else Verdict.UNKNOWN
     return Finding(verdict, text, _scales(found) if found else "")
