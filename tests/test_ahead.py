@@ -77,6 +77,19 @@ def test_graphs_that_are_alive_beside_do_not_matter(batch) -> None:
     assert stray.requires_grad
 
 
+def test_passes_are_told_apart_by_torch_not_by_a_number_that_is_set(batch) -> None:
+    model = network()
+    handle = isaac.attach(model, damping=0.1)
+    other = torch.randn(7, 9, dtype=torch.float64), torch.randint(3, (7,))
+    wanted = expected(model, *other, 0.7)
+    kept = model(other[0])
+    F.cross_entropy(model(batch[0]), batch[1]).backward()  # inverts for the other graph too
+    model.zero_grad()
+    handle.backward_passes, handle.damping = 0, 0.7
+    F.cross_entropy(kept, other[1]).backward()
+    assert_conditioned(model, wanted)
+
+
 def test_a_kept_graph_gives_the_same_again_and_follows_the_damping(batch) -> None:
     model = network()
     first, second = expected(model, *batch, 0.1), expected(model, *batch, 5.0)

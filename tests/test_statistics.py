@@ -302,6 +302,25 @@ def test_a_handle_that_was_inspected_copies_and_pickles() -> None:
         assert not twin.forward.settings.inspecting
 
 
+def test_costs_of_several_uses_add_up_and_sizes_are_kept_once() -> None:
+    layer = nn.Linear(9, 9)
+    handle = isaac.attach(layer, damping=1.0)
+    found = handle.statistics[""]
+    costs = []
+    for uses in (1, 3):
+        x = torch.randn(5, 9)
+        for _ in range(uses):
+            x = layer(x)
+        x.sum().backward()
+        costs.append((found.own_multiplications, found.extra_multiplications, found.extra_bytes))
+    assert costs[0] == (3 * 5 * 9 * 9, 5**2 * 9 + 5**3 // 2 + 5**2 * 9, 4 * 5**2)
+    assert costs[1] == tuple(3 * cost for cost in costs[0])
+    for _ in range(20):
+        handle.backward_passes = 0
+        layer(torch.randn(5, 9)).sum().backward()
+    assert len(found._uses) == 1
+
+
 def test_zero_gradients_have_no_angle() -> None:
     layer = nn.Linear(6, 4)
     handle = isaac.attach(layer, 0.1)

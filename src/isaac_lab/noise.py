@@ -54,7 +54,7 @@ class GivenUniform:
 
     def root(self, output: Tensor) -> Iterator[Tensor]:
         """Not needed: the laboratory draws."""
-        raise NotImplementedError
+        raise NotImplementedError("these numbers are for a sampled output curvature, not an exact one")
 
 
 @dataclass(frozen=True)
@@ -85,4 +85,4 @@ class GivenNormal:
 
     def root(self, output: Tensor) -> Iterator[Tensor]:
         """Not needed: the laboratory draws."""
-        raise NotImplementedError
+        raise NotImplementedError("these numbers are for a sampled output curvature, not an exact one")

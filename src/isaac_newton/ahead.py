@@ -53,7 +53,7 @@ class Awaited:
         # The tensor itself, so that layers which received the same one know it.
         self.input, self.outputs, self.site = input, outputs, site
         self.found = _PLAIN
-        self._pass = -1
+        self._pass: int | None = None
         device = input.get_device()
         self._place = (device, torch._C._cuda_getCurrentRawStream(device)) if device >= 0 else _CPU
         awaited = site.settings.awaited
@@ -64,7 +64,7 @@ class Awaited:
     def conditioner(self) -> kernels.Conditioner:
         """(I + a aᵀ/(bλ))⁻¹, or on the other side where that is smaller, or what it makes of the rows."""
         settings = self.site.settings
-        if self._pass != settings.backward_passes:
+        if self._pass != settings.graph_task:
             together: list[Awaited] = [self]
             elsewhere: list[Awaited] = []
             for reference in settings.awaited:
@@ -74,7 +74,7 @@ class Awaited:
                     (together if one._place == self._place else elsewhere).append(one)
             settings.awaited[:] = [weakref.ref(one) for one in elsewhere]
             for one in together:
-                one._pass = settings.backward_passes
+                one._pass = settings.graph_task
             _find(together)
         return self.found
 

@@ -43,6 +43,8 @@ __all__ = [
     "working_dtype",
 ]
 
+_NOTHING = contextlib.nullcontext()
+
 #: Of wider layers the step did not get shorter by multiplying rows early: products keep the device busy anyway.
 _MOST_OUTPUTS = 1024
 
@@ -348,6 +350,3 @@ def as_rows(x: Tensor) -> Float[Tensor, "rows features"]:
 def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """No autocast, should the backward pass run inside one."""
     return torch.autocast(x.device.type, enabled=False) if torch._C._is_any_autocast_enabled() else _NOTHING
-
-
-_NOTHING = contextlib.nullcontext()

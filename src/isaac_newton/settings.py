@@ -32,11 +32,12 @@ class Settings:
 
     `backward_passes`, or with `when="step"` the number of `steps`, is what a damping schedule is called with. `ranks` are the
     processes whose batches count as one; None: each its own. `mask` says which positions count. `collecting` is true during
-    the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient; `inspecting` while they
-    record what conditioning does to them; `look` gets the rows of each layer in a forward pass. `empirical_scale` times the
-    square root of its rows turns a layer's g into ḡ for the empirical Fisher; None: the loss is the mean over as many terms as
-    the layer has rows. While a step is captured into a CUDA graph, `overlap` counts how often each weight was used, and the
-    dampings are the numbers in `device_damping` and `device_output_damping`, which outlive the capture.
+    the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient; `inspecting` while they record
+    what conditioning does to them; `look` gets the rows of each layer in a forward pass. `empirical_scale` times the square
+    root of its rows turns a layer's g into ḡ for the empirical Fisher; None: the loss is the mean over as many terms as the
+    layer has rows. `graph_task` is torch's number of the current backward pass, which nobody can set. While a step is captured
+    into a CUDA graph, `overlap` counts how often each weight was used, and the dampings are the numbers in `device_damping`
+    and `device_output_damping`, which outlive the capture.
     """
 
     damping: Damping = 1.0
@@ -65,7 +66,7 @@ class Settings:
     device_damping: Tensor | None = None
     device_output_damping: Tensor | None = None
     inputs: Inputs = field(default_factory=Inputs, repr=False)
-    _graph_task: int = field(default=-1, repr=False)
+    graph_task: int = field(default=-1, repr=False)
 
     def __post_init__(self) -> None:
         LIVE.add(self)
@@ -152,8 +153,8 @@ class Settings:
     def enter_backward(self) -> None:
         """Count backward passes: every layer calls this, the first one in a pass counts."""
         task = torch._C._current_graph_task_id()
-        if task != self._graph_task:
-            self._graph_task = task
+        if task != self.graph_task:
+            self.graph_task = task
             self.backward_passes += 1
 
     def warn_about_failure(self) -> None:

@@ -98,35 +98,36 @@ class Statistics:
     largest_curvature: float | None = None
     damping: float | None = None
     angle: float | None = None
-    #: Sizes, not costs: layers note them in every backward pass, and hardly anybody asks.
-    _uses: list[_Use | _Lookup] = field(default_factory=list, repr=False)
+    #: Sizes, not costs: layers note them in every backward pass, and hardly anybody asks. How often each was seen, the last
+    #: one last; so it stays short even where `backward_passes` is held at one number.
+    _uses: dict[_Use | _Lookup, int] = field(default_factory=dict, repr=False)
     _inspected: "_Inspected | None" = field(default=None, repr=False)
     _on_device: Tensor | None = field(default=None, repr=False)
 
     @property
     def rows(self) -> int:
         """Rows that fed the conditioner in the last backward pass; 0 before the first."""
-        return self._uses[-1].rows if self._uses else 0
+        return next(reversed(self._uses)).rows if self._uses else 0
 
     @property
     def side(self) -> Literal["", "rows", "features", "counts"]:
         """Which side was inverted then: "rows" (rows × rows), "features" (features × features), or "counts": diagonal."""
-        return self._uses[-1].side if self._uses else ""
+        return next(reversed(self._uses)).side if self._uses else ""
 
     @property
     def extra_multiplications(self) -> int:
         """What conditioning added in the last pass; of a conditioner shared by several layers each counts all."""
-        return sum(use.extra for use in self._uses)
+        return sum(use.extra * times for use, times in self._uses.items())
 
     @property
     def own_multiplications(self) -> int:
         """What the layer itself multiplied: forward, input gradient and weight gradient."""
-        return sum(use.own for use in self._uses)
+        return sum(use.own * times for use, times in self._uses.items())
 
     @property
     def extra_bytes(self) -> int:
         """The inverse, in float32."""
-        return sum(use.size for use in self._uses)
+        return sum(use.size * times for use, times in self._uses.items())
 
     def count_on_device(self, failures: Tensor) -> None:
         """Add up failures where they are known, in memory that a replayed graph adds to as well."""
@@ -146,15 +147,16 @@ class Statistics:
         self, backward_pass: int, total: int, count: int, features: int, outputs: int, *, groups: int = 1, own_rows: bool = True
     ) -> None:
         """Record a use: `total` rows were multiplied, `count` of them (or means of them) fed the conditioner."""
-        if backward_pass != self.backward_pass:
-            self.backward_pass, self._uses = backward_pass, []
-        self._uses.append(_Use(total, count, features, outputs, groups, own_rows))
+        self._note(backward_pass, _Use(total, count, features, outputs, groups, own_rows))
 
     def saw_counts(self, backward_pass: int, tokens: int, width: int) -> None:
         """Record a use of an embedding: one division for each number that came out, and no matrix."""
+        self._note(backward_pass, _Lookup(tokens, width))
+
+    def _note(self, backward_pass: int, use: _Use | _Lookup) -> None:
         if backward_pass != self.backward_pass:
-            self.backward_pass, self._uses = backward_pass, []
-        self._uses.append(_Lookup(tokens, width))
+            self.backward_pass, self._uses = backward_pass, {}
+        self._uses[use] = self._uses.pop(use, 0) + 1
 
     def inspect(
         self, occasion: int, values: Float[Tensor, "*groups small"], damping: float, plain: Tensor, conditioned: Tensor

@@ -67,7 +67,7 @@ class ResNet(Workload):
         self._scale, self._shift = 1 / (255 * std), -mean / std
         self.steps = train // self.batch
         self.tensor_cores = device == "cuda" and self.half
-        self.arithmetic = HALF if self.tensor_cores else _arithmetic(device, self.half)
+        self.arithmetic = _arithmetic(device, self.half)
         if device == "cuda":
             # All batches have one shape: the search for the fastest kernels is made once, before a graph is captured.
             torch.backends.cudnn.benchmark = True
@@ -151,9 +151,10 @@ def _channels_innermost(inputs: UInt8[Tensor, "images 3 high wide"]) -> UInt8[Te
 
 
 def _arithmetic(device: str, half: bool) -> str:
-    base = "bfloat16 autocast, float32 weights" if half else "float32"
+    if half:
+        return HALF if device == "cuda" else "bfloat16 autocast, float32 weights"
     # Torch allows TF32 in convolutions unless it is told otherwise.
-    return f"{base}, TF32 in convolutions" if device == "cuda" and torch.backends.cudnn.allow_tf32 else base
+    return "float32, TF32 in convolutions" if device == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
 
 
 @registered(NAME)
