@@ -1,7 +1,10 @@
 """On a GPU every path gives the numbers of the CPU in float64: eager, Triton, captured, compiled, many at once."""
 
+import contextlib
 import copy
+import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,6 +30,20 @@ pytestmark = [
 STEPS = 12
 
 
+@pytest.fixture
+def slow_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever does not wait for a branch is too early."""
+    beside = streams.beside
+
+    @contextlib.contextmanager
+    def slowly(owner: object, *read: Tensor) -> Iterator[None]:
+        with beside(owner, *read):
+            torch.cuda._sleep(2_000_000)
+            yield
+
+    monkeypatch.setattr(streams, "beside", slowly)
+
+
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(50, 70), nn.ReLU(), nn.Linear(70, 20), nn.ReLU(), nn.Linear(20, 5))
@@ -39,6 +56,10 @@ def batches(rows: int) -> list[tuple[Tensor, Tensor]]:
 
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().double().cpu().reshape(-1) for p in model.parameters()])
+
+
+def _copy(to: Tensor, gradient: Tensor) -> None:
+    to.copy_(gradient)
 
 
 def train(how: str, rows: int = 30, *, optimizer: str = "SGD", damping: Any = 0.5, **options: Any) -> Tensor:
@@ -339,6 +360,49 @@ def test_a_branch_reads_its_inputs_before_their_memory_is_used_again(monkeypatch
     monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: None)
     assert not race()
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("rows", [60, 200])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": "joint"}, {"sharing": "reduce"}, {"output_damping": 0.2, "output_curvature": "empirical"}],
+    ids=["plain", "joint", "reduce", "zeta"],
+)
+@pytest.mark.usefixtures("slow_branches")
+def test_nothing_reads_a_gradient_before_its_branch_has_written_it(options: dict[str, Any], rows: int) -> None:
+    assert_close(train("captured", rows, **options), train("cpu", rows, **options), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.usefixtures("slow_branches")
+def test_hooks_of_parameters_see_what_a_branch_has_written(register: str) -> None:
+    model = network().cuda()
+    isaac.attach(model, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    seen = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()}
+    for parameter, copied in seen.items():
+        if register == "register_hook":
+            parameter.register_hook(functools.partial(_copy, copied))
+        else:
+            parameter.register_post_accumulate_grad_hook(lambda parameter: seen[parameter].copy_(parameter.grad))
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    (x, y), *_ = batches(60)
+    captured = isaac.capture(step, x.cuda(), y.cuda())
+    for _ in range(5):
+        for copied in seen.values():
+            copied.zero_()
+        captured(x.cuda(), y.cuda())
+        for parameter, copied in seen.items():
+            assert parameter.grad is not None
+            assert parameter.grad.any()
+            assert torch.equal(copied, parameter.grad)
 
 
 def test_tied_weights_and_a_layer_used_twice_survive_the_overlap() -> None:

@@ -9,7 +9,7 @@ that, multiplies it from the right by the conditioner, ζ* = ∇ (I + rᵀr/(kλ
 subset).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -210,10 +210,7 @@ class _Condition(torch.autograd.Function):
             with streams.beside(site, *(tensor for tensor in (x, grad_weight, grad_bias) if tensor is not None)):
                 weight, bias = _condition_gradients(ctx, x, grad_weight, grad_bias)
                 gradients = _laid_out(weight, ctx.parameters[0]), bias
-            if all(_is_stored_as_it_is(p, overlap) for p in ctx.parameters) and not ctx.joint:
-                streams.join_after_backward(site)
-            else:
-                streams.join(site)
+            _join(site, ctx.parameters, gradients, joint=ctx.joint)
         return *gradients, None, None, None, None, None
 
 
@@ -297,11 +294,7 @@ def _backward_of_linear(ctx: Any, g: Tensor) -> Any:
         return grad_input, *_gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias), None, None
     with streams.beside(site, g, a):
         gradients = _gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias)
-    joint = needs_bias and settings.bias == "joint"
-    if all(_is_stored_as_it_is(p, settings.overlap) for p in ctx.parameters) and not joint:
-        streams.join_after_backward(site)
-    else:
-        streams.join(site)
+    _join(site, ctx.parameters, gradients, joint=needs_bias and settings.bias == "joint")
     return grad_input, *gradients, None, None
 
 
@@ -329,11 +322,24 @@ def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
-def _is_stored_as_it_is(parameter: Tensor, uses: Mapping[int, int]) -> bool:
-    """Whether autograd will keep a new gradient of this parameter without a kernel that could run before it is there.
+def _join(site: Site, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], *, joint: bool) -> None:
+    """Wait for a layer's branch: at the end of the backward pass where nothing needs its gradients before, else now."""
+    overlap = site.settings.overlap
+    assert overlap is not None
+    if not joint and all(_is_first_read_by_the_optimizer(parameter, overlap) for parameter in parameters):
+        streams.join_after_backward(site, zip(parameters, gradients, strict=False))
+    else:
+        streams.join(site)
 
-    It adds to a gradient that exists, sums those of several uses, and copies one whose layout is not the parameter's.
+
+def _is_first_read_by_the_optimizer(parameter: Tensor, uses: Mapping[int, int]) -> bool:
+    """Whether a new gradient of this parameter becomes its `.grad` as it is, before anything looks at it.
+
+    Autograd adds to a gradient that exists, sums those of several uses, and copies one whose layout is not the parameter's;
+    hooks may do anything.
     """
     # The second is what torch calls channels-last.
     dense = parameter.is_contiguous() or (parameter.dim() > 2 and parameter.movedim(1, -1).is_contiguous())
-    return parameter.is_leaf and parameter.grad is None and uses[id(parameter)] <= 1 and dense
+    hooked = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+    alone = uses[id(parameter)] <= 1 and not hooked and not torch.is_grad_enabled()
+    return parameter.is_leaf and parameter.grad is None and alone and dense

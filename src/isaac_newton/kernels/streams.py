@@ -6,7 +6,7 @@ allocator. What it writes is the main stream's again once that has waited for th
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -40,6 +40,23 @@ def join(owner: object) -> None:
     torch.cuda.current_stream().wait_stream(_stream(owner))
 
 
-def join_after_backward(owner: object) -> None:
-    """The same when the backward pass that is running has ended: the optimizer is the first to need what the branch wrote."""
-    torch.autograd.Variable._execution_engine.queue_callback(lambda: join(owner))
+def join_after_backward(owner: object, gradients: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+    """The same when the backward pass that is running has ended: the optimizer is the first to need what the branch wrote.
+
+    Autograd keeps a gradient as it is if nobody else holds it, and otherwise a copy, made before the branch has written. Torch
+    does not promise the former, so what a parameter got is looked at, and a copy is made again.
+
+    Args:
+        owner: Whose branch it is.
+        gradients: The parameters for which it computes gradients, and these.
+    """
+    # Another tensor over the same memory: this one does not keep autograd from taking the gradient.
+    written = [(parameter, gradient.detach()) for parameter, gradient in gradients if gradient is not None]
+
+    def callback() -> None:
+        join(owner)
+        for parameter, gradient in written:
+            if parameter.grad is not None and parameter.grad.data_ptr() != gradient.data_ptr():
+                parameter.grad.copy_(gradient)
+
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
