@@ -211,9 +211,9 @@ def test_evaluation_uses_running_statistics_and_changes_nothing(workload: ResNet
     assert found["test_loss"] == pytest.approx(F.cross_entropy(output, labels).item(), rel=1e-5)
 
 
-def test_a_step_that_draws_rows_on_the_host_is_no_cuda_graph(workload: ResNet) -> None:
+def test_a_step_that_draws_rows_on_the_host_is_no_cuda_graph() -> None:
     def captured(name: str) -> bool:
-        return methods.capturable(Trial(resnet.NAME, "momentum", name, schedule="cosine"), workload)
+        return methods.capturable(Trial(resnet.NAME, "momentum", name, schedule="cosine"))
 
     assert {name: captured(name) for name in METHODS} == {"none": True, "last": True, "reduce": True, "max_rows": False}
 

@@ -166,6 +166,42 @@ def test_a_captured_step_takes_the_options_of_attach(bias: str) -> None:
     assert_close(train("captured", bias=bias), train("cpu", bias=bias), TOLERANCE[torch.float32])
 
 
+@pytest.mark.parametrize("options", [{}, {"bias": "joint"}, {"sharing": "reduce"}], ids=["expand", "joint", "reduce"])
+@pytest.mark.parametrize("damping", [0.5, isaac.Relative(0.5)], ids=["number", "relative"])
+@pytest.mark.parametrize("how", ["eager", "captured"])
+def test_masks_that_change_equal_the_cpu_in_float64(how: str, damping: Any, options: dict[str, Any]) -> None:
+    """Each batch has a mask of its own, which neither waits for the device nor stays what it was at the capture."""
+
+    def run(on_gpu: bool) -> Tensor:
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(12, 30), nn.Tanh(), nn.Linear(30, 3))
+        model = model.cuda() if on_gpu else model.double()
+        start = flat(model)
+        handle = isaac.attach(model, damping, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+
+        def step(x: Tensor, lengths: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            handle.mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+            loss = (model(x) * handle.mask[..., None]).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run: Any = step
+        random = torch.Generator().manual_seed(1)
+        for number in range(8):
+            x = torch.randn(6, 5, 12, generator=random) + 1
+            lengths = torch.randint(0 if number == 6 else 1, 1 if number == 6 else 6, (6,), generator=random)
+            batch = (x.cuda(), lengths.cuda()) if on_gpu else (x.double(), lengths)
+            if number == 0 and on_gpu and how == "captured":
+                run = isaac.capture(step, *batch)
+            run(*batch)
+        return flat(model) - start
+
+    assert_close(run(on_gpu=True), run(on_gpu=False), TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("how", ["eager", "captured"])
 def test_empirical_zeta_equals_the_cpu_in_float64(how: str) -> None:
     options = {"output_damping": 0.2, "output_curvature": "empirical"}
@@ -384,7 +420,7 @@ def test_hooks_of_parameters_see_what_a_branch_has_written(register: str) -> Non
         if register == "register_hook":
             parameter.register_hook(functools.partial(_copy, copied))
         else:
-            parameter.register_post_accumulate_grad_hook(lambda parameter: seen[parameter].copy_(parameter.grad))
+            parameter.register_post_accumulate_grad_hook(lambda parameter: _copy(seen[parameter], parameter.grad))
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()

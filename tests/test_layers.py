@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isaac_newton as isaac
-from isaac_newton import rows
+from isaac_newton import conditioners, rows
 from reference import assert_close
 
 DAMPING = 0.3
@@ -323,6 +323,45 @@ def test_masked_positions_neither_condition_nor_count(sharing: str) -> None:
     else:
         r = torch.stack([x[i, : max(n, 1)].mean(0) * (n > 0) for i, n in enumerate([5, 3, 1, 0])])
     assert_close(layer.weight.grad, right(plain.weight.grad, r))
+
+
+@pytest.mark.parametrize("lengths", [[5, 3, 1, 0], [0, 0, 0, 0], [5, 5, 5, 5]], ids=str)
+@pytest.mark.parametrize("options", [{}, {"bias": "joint"}, {"sharing": "reduce"}], ids=str)
+@pytest.mark.parametrize("damping", [DAMPING, isaac.Relative(0.3), lambda step: DAMPING / (1 + step), math.inf])
+def test_masked_rows_may_stay_as_zeros(
+    damping: Any, options: dict[str, Any], lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a mask is not looked at: what it says to leave out is zero there, whatever it was, and does not count."""
+    x, g = torch.randn(4, 5, 6, dtype=torch.float64), torch.randn(4, 5, 3, dtype=torch.float64)
+    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+    layer = nn.Linear(6, 3, dtype=torch.float64)
+
+    def gradients() -> list[Tensor]:
+        own = copy.deepcopy(layer)
+        handle = isaac.attach(own, damping, **options)
+        for _ in range(2):
+            own.zero_grad()
+            handle.mask = mask
+            own(x).backward(g)
+        return [parameter.grad for parameter in own.parameters() if parameter.grad is not None]
+
+    dropped = gradients()
+    monkeypatch.setattr(conditioners, "_may_look", lambda x, settings: False)
+    for actual, expected in zip(gradients(), dropped, strict=True):
+        assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_what_a_mask_leaves_out_need_not_be_finite(drop: bool) -> None:
+    x = torch.randn(2, 3, 6, dtype=torch.float64)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    x[~mask] = math.nan
+    handle = isaac.attach(nn.Linear(6, 3), DAMPING)
+    r, total, counted = conditioners.Layout(rows.sequence, False, mask).rows(x, handle._settings, drop=drop)
+    assert total == 6
+    assert r.isfinite().all()
+    assert torch.equal(r[0] if counted is None else r[0][counted], x[mask])
+    assert r.shape[1] == (3 if drop else 6)
 
 
 def test_a_mask_of_another_shape_is_not_for_this_layer() -> None:

@@ -196,16 +196,29 @@ def test_padding_does_not_change_a_step(conditioning: str) -> None:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-4, atol=1e-6)
 
 
-def test_rows_of_one_length_have_no_padding_and_can_be_captured() -> None:
+def test_rows_of_one_length_have_no_padding() -> None:
     workload = make("cola-64", small=True, device="cpu")
     batches = list(workload.batches(0, 0))
     assert {tuple(batch[0].shape) for batch in batches} == {(8, glue.FIXED_LENGTH)}
-    assert workload.fixed
     assert workload.mask(*batches[0]) is None
     assert all((batch[0] != glue.tiny().tokenizer.pad_token_id).all() for batch in batches)
     assert workload.loss(workload.model(0), *batches[0]).item() > 0
-    assert methods.capturable(_trial("cola-64", optimizer="adam", schedule="linear"), workload)
-    assert not methods.capturable(_trial("cola", optimizer="adam", schedule="linear"), toy("cola"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("conditioning", ["none", "zeta_star", "reduce"])
+def test_on_a_gpu_there_is_a_graph_for_each_length(conditioning: str) -> None:
+    task = text.load("toy-cola")
+    long = tuple(f"{sentence} {sentence}" if number < 40 else sentence for number, sentence in enumerate(task.train.first))
+    workload = glue.Acceptability(replace(task, train=replace(task.train, first=long)), glue.tiny(), "cuda")
+    assert {batch[0].shape[1] for batch in workload.batches(0, 0)} == {16, 24}
+    trial = _trial("cola", optimizer="adam", conditioning=conditioning, learning_rate=3e-3, schedule="linear", points=2)
+    record = loop.run(replace(trial, damping=float(conditioning != "none"), steps=80), workload, device="cuda")
+    first, *_, last = record["points"]
+    assert record["mode"] == "captured"
+    assert record["status"] == "finished"
+    assert last["train_loss"] < first["train_loss"]
 
 
 # Encoders

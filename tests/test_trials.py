@@ -15,7 +15,7 @@ from torch.linalg import LinAlgError
 import isaac_newton as isaac
 from isaac_lab.data import shakespeare
 from isaac_lab.data.files import DataError
-from isaac_lab.trials import loop, methods, pool, times
+from isaac_lab.trials import graphs, loop, methods, pool, times
 from isaac_lab.trials.store import Store, TrialStoreError
 from isaac_lab.trials.trial import Trial
 from isaac_lab.trials.workload import Workload, make
@@ -197,15 +197,24 @@ def _without_seconds(point: dict[str, float]) -> dict[str, float]:
         ("kfac", "none", False, False),
     ],
 )
-def test_what_can_be_one_cuda_graph(mlp: Workload, optimizer: str, conditioning: str, constant: bool, scheduled: bool) -> None:
+def test_what_can_be_a_cuda_graph(optimizer: str, conditioning: str, constant: bool, scheduled: bool) -> None:
     trial = replace(MLP, optimizer=optimizer, conditioning=conditioning, damping=0.1)
-    assert methods.capturable(trial, mlp) is constant
-    assert methods.capturable(replace(trial, schedule="cosine"), mlp) is scheduled
+    assert methods.capturable(trial) is constant
+    assert methods.capturable(replace(trial, schedule="cosine")) is scheduled
 
 
-def test_batches_of_different_shapes_cannot_be_captured(monkeypatch: pytest.MonkeyPatch, mlp: Workload) -> None:
-    monkeypatch.setattr(type(mlp), "fixed", False)
-    assert not methods.capturable(MLP, mlp)
+def test_every_shape_of_batch_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[tuple[int, ...]] = []
+
+    def capture(step: Callable[..., Tensor], *inputs: Tensor, warmup: int) -> Callable[..., Tensor]:
+        captured.append(tuple(inputs[0].shape))
+        return lambda *batch: step(*batch) + warmup
+
+    monkeypatch.setattr(graphs.isaac, "capture", capture)
+    step = graphs.Graphs(lambda x, y: x.sum() + y.sum(), warmup=100)
+    for shape in ((2, 3), (2, 4), (2, 3), (1, 3), (2, 4)):
+        assert step(torch.ones(shape), torch.ones(shape[0])).item() == shape[0] * shape[1] + shape[0] + 100
+    assert captured == [(2, 3), (2, 4), (1, 3)]
 
 
 def test_reasons_why_a_method_cannot_run(monkeypatch: pytest.MonkeyPatch, mlp: Workload, gpt: Workload) -> None:

@@ -119,7 +119,7 @@ def condition(
         return weight, bias
     joint = bias if bias is not None and bias.requires_grad and site.settings.bias == "joint" else None
     if site.settings.look is not None:
-        r, _ = Layout(arrange, transposed, site.settings.mask).rows(input.detach(), site.settings)
+        r, *_ = Layout(arrange, transposed, site.settings.mask).rows(input.detach(), site.settings)
         site.settings.look(site, r if joint is None else torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1))
         return weight, bias
     traced = is_traced()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from isaac_newton import equations, kernels, rows
@@ -101,19 +101,27 @@ class Layout:
         self.mask = mask
         self.place = place
 
-    def rows(self, input: Tensor, settings: Settings) -> tuple[Float[Tensor, "groups rows features"], int]:
-        """The rows of the conditioner, in float32 or better, and how many rows the layer multiplied."""
+    def rows(
+        self, input: Tensor, settings: Settings, *, drop: bool = True
+    ) -> tuple[Float[Tensor, "groups rows features"], int, Bool[Tensor, " rows"] | None]:
+        """The rows of the conditioner, in float32 or better, how many rows the layer multiplied, and which of the former count.
+
+        None for all: a mask drops the others. Without `drop` they may stay, as zeros, and nobody has to look at the mask.
+        """
         if settings.sharing == "reduce" and self.mask is None and isinstance(self.arrange, rows.Patches):
             means, count = self.arrange.average(input)
             gathered = rows.gather(means, 0, max_rows=settings.max_rows, seed=settings.seed)
-            return gathered, count * means.shape[1]
+            return gathered, count * means.shape[1], None
         view, positions = self.arrange(cast(input, working_dtype(input.dtype)))
         places = view.shape[1 : 2 + positions]
         mask = self.mask if self.mask is not None and self.mask.shape == places else None
+        if mask is not None and not drop and settings.max_rows is None and (settings.sharing == "expand" or positions == 0):
+            counted = mask.reshape(-1)
+            return rows.gather(view, positions).masked_fill(~counted[:, None], 0), math.prod(places), counted
         gathered = rows.gather(
             view, positions, sharing=settings.sharing, max_rows=settings.max_rows, mask=mask, seed=settings.seed
         )
-        return gathered, math.prod(places)
+        return gathered, math.prod(places), None
 
     def matrix(self, gradient: Tensor, groups: int) -> Float[Tensor, "groups outputs features"]:
         """A gradient in the shape of the weight as one matrix per group."""
@@ -158,19 +166,35 @@ class _Columns(NamedTuple):
 
 def columns_conditioner(x: Tensor, layout: Layout, site: Site, shared: Shared, *, joint: bool) -> _Columns:
     """From a layer's input; layers that share it share the inverse."""
-    r, total = layout.rows(x, site.settings)
+    r, total, counted = layout.rows(x, site.settings, drop=_may_look(x, site.settings))
     key = (layout.arrange, id(layout.mask), joint)
     if site.settings.ranks is not None:
         r = shared.get(("rows", key), functools.partial(site.settings.ranks.all_rows, r))
     if joint:
-        r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
-    return rows_conditioner(r, total, site, shared, key)
+        ones = r.new_ones(*r.shape[:2], 1)
+        r = torch.cat([r, ones if counted is None else ones * counted[:, None]], dim=-1)
+    return rows_conditioner(r, total, site, shared, key, counted)
 
 
-def rows_conditioner(r: Float[Tensor, "groups rows in"], total: int, site: Site, shared: Shared, key: object) -> _Columns:
-    """(I + rᵀr/(kλ))⁻¹, on the smaller of the two sides, where there is anything to condition with."""
+def _may_look(x: Tensor, settings: Settings) -> bool:
+    """Whether the shape of what is computed may follow from values: a GPU would wait for them, and a graph cannot."""
+    return not x.is_cuda or settings.inspecting or settings.ranks is not None
+
+
+def rows_conditioner(
+    r: Float[Tensor, "groups rows in"],
+    total: int,
+    site: Site,
+    shared: Shared,
+    key: object,
+    counted: Bool[Tensor, " rows"] | None = None,
+) -> _Columns:
+    """(I + rᵀr/(kλ))⁻¹, on the smaller of the two sides, where there is anything to condition with.
+
+    Rows that are not `counted`, if that is given, are zeros.
+    """
     count, features = r.shape[-2:]
-    damping = site.settings.input_damping(r)
+    damping = site.settings.input_damping(r, counted)
     if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
         return _Columns(r, total, None, 0.0)
     by_rows = count < features
@@ -211,7 +235,7 @@ def multiply_gradient(
 def gather_rows(gradient: Tensor, x: Tensor, layout: Layout, site: Site) -> None:
     """Keep the rows for the step; the gradient stays as it is."""
     assert layout.place is not None
-    r, total = layout.rows(x, site.settings)
+    r, total, _ = layout.rows(x, site.settings)
     if layout.place.bias is not None:
         r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
     keep_rows(gradient, r, total, layout.place, site)

@@ -179,11 +179,20 @@ class Settings:
                 stacklevel=2,
             )
 
-    def input_damping(self, a: Tensor) -> float | Tensor:
-        """λ_a for rows `a` (…, rows, features) in the current backward pass."""
+    def input_damping(self, a: Tensor, counted: Tensor | None = None) -> float | Tensor:
+        """λ_a for rows `a` (…, rows, features) in the current backward pass, so that rows · λ_a is what is asked for.
+
+        Of rows that are not `counted`, all of which are zero, there might as well be none: λ_a is smaller by their share. One
+        that is relative to the rows' mean square is so already.
+        """
         if self.device_damping is not None:
-            return on_device(self.damping, self.step, self.device_damping, a)
-        return current(self.damping, self.step, a)
+            damping: float | Tensor = on_device(self.damping, self.step, self.device_damping, a)
+        else:
+            damping = current(self.damping, self.step, a)
+        plain = isinstance(damping, float) and damping == math.inf
+        if counted is None or len(counted) == 0 or plain or number(self.damping, self.step)[1]:
+            return damping
+        return damping * counted.to(a.dtype).mean().clamp_min(1 / len(counted))
 
     def moment_damping(self, moment: Tensor, *, diagonal: bool) -> float | Tensor:
         """λ_a for a second moment (groups, features, features), or its diagonal, at the current step."""

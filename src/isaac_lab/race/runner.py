@@ -237,7 +237,7 @@ class _Race:
                 chosen[name] = finals[0]
         device = self.request.device
         for mode in MODES if device == "cuda" else MODES[:1]:
-            able = {n: t for n, t in chosen.items() if mode == "eager" or methods.capturable(t, self.workload)}
+            able = {n: t for n, t in chosen.items() if mode == "eager" or methods.capturable(t)}
             path = self.folder / f"times-{mode}.json"
             known = _timed(_read(path)) if path.is_file() else {}
             if all(known.get(name) == asdict(trial) for name, trial in able.items()):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from itertools import islice
+from itertools import cycle, islice
 
 import torch
 
@@ -41,11 +41,13 @@ def seconds(trial: Trial, workload: Workload, device: str) -> float:
     """Of a step, roughly, in the mode in which the trial will run."""
     torch.manual_seed(trial.seed)
     training = methods.prepare(trial, workload, workload.model(trial.seed))
-    batches = list(islice(workload.batches(trial.seed, 0), WARM_UP + 1 + TIMED))
+    first, *more = islice(workload.batches(trial.seed, 0), WARM_UP + 1 + TIMED)
+    # Those of other shapes would be captured, not timed.
+    batches = [first, *(batch for batch in more if batch[0].shape == first[0].shape)]
     step: Callable[..., object] = training.step
-    if device == "cuda" and methods.capturable(trial, workload):
-        step = isaac.capture(training.step, *batches[0], warmup=WARM_UP)
-    for batch in batches[: WARM_UP + 1]:
+    if device == "cuda" and methods.capturable(trial):
+        step = isaac.capture(training.step, *first, warmup=WARM_UP)
+    for batch in islice(cycle(batches), WARM_UP + 1):
         step(*batch)
     counted = batches[WARM_UP + 1 :] or batches
     _wait(device)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-import isaac_newton as isaac
 from isaac_lab.products import float32_products
 from isaac_lab.records import origin
 from isaac_lab.trials import methods
+from isaac_lab.trials.graphs import Graphs
 from isaac_lab.trials.trial import Trial
 from isaac_lab.trials.workload import Workload
 
@@ -34,7 +34,7 @@ def run(
     """Train from the trial's seed for its steps.
 
     Seconds are those of the training steps, without measuring. The first steps compile, tune and capture; they are counted at
-    the mean of all others.
+    the mean of all others. Where batches have several shapes, that is so for the first shape only.
 
     Args:
         trial: What to do.
@@ -52,12 +52,9 @@ def _run(trial: Trial, workload: Workload, device: str, tick: Callable[[int, flo
     torch.manual_seed(trial.seed)
     model = workload.model(trial.seed)
     training = methods.prepare(trial, workload, model)
-    captured = device == "cuda" and methods.capturable(trial, workload)
+    captured = device == "cuda" and methods.capturable(trial)
     batches = _endless(workload, trial.seed)
-    step = training.step
-    if captured:
-        first = next(batches)
-        step, batches = isaac.capture(training.step, *first, warmup=WARM_UP), itertools.chain([first], batches)
+    step = Graphs(training.step, WARM_UP) if captured else training.step
     points: list[dict[str, float]] = []
     done = timed = 0
     seconds, status = 0.0, "finished"

@@ -171,12 +171,12 @@ def unable(trial: Trial, workload: Workload) -> str:
     return ""
 
 
-def capturable(trial: Trial, workload: Workload) -> bool:
-    """Whether the step can be one CUDA graph."""
+def capturable(trial: Trial) -> bool:
+    """Whether the step can be a CUDA graph."""
     optimizer = OPTIMIZERS[trial.optimizer]
     fits = optimizer.scheduled if trial.schedule != "constant" else optimizer.captured
     # Rows are drawn on the host: a graph would keep the first draw, and cannot copy it to the device.
-    return workload.fixed and fits and trial.conditioning not in ("running", "formula", "max_rows")
+    return fits and trial.conditioning not in ("running", "formula", "max_rows")
 
 
 def prepare(trial: Trial, workload: Workload, model: nn.Module) -> Training:

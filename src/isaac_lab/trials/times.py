@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-import isaac_newton as isaac
 from isaac_lab.bench import timing
 from isaac_lab.products import float32_products
 from isaac_lab.records import origin
 from isaac_lab.trials import methods
+from isaac_lab.trials.graphs import Graphs
+from isaac_lab.trials.loop import WARM_UP
 from isaac_lab.trials.trial import Trial
 from isaac_lab.trials.workload import Workload
 
@@ -53,8 +54,8 @@ def _measure(
     left_out: dict[str, str] = {}
     for name, trial in trials.items():
         reason = methods.unable(trial, workload)
-        if not reason and captured and not methods.capturable(trial, workload):
-            reason = "cannot be one CUDA graph"
+        if not reason and captured and not methods.capturable(trial):
+            reason = "cannot be a CUDA graph"
         if reason:
             left_out[name] = reason
         else:
@@ -98,6 +99,10 @@ def _step(trial: Trial, workload: Workload, *, captured: bool) -> Callable[[], o
     model = workload.model(trial.seed)
     training = methods.prepare(trial, workload, model)
     batches = list(itertools.islice(workload.batches(trial.seed, 0), BATCHES))
-    step = isaac.capture(training.step, *batches[0]) if captured else training.step
+    step = Graphs(training.step, WARM_UP) if captured else training.step
     turns = itertools.cycle(batches)
+    if captured:
+        # Until the graph of each shape is there.
+        for batch in batches * (WARM_UP + 1):
+            step(*batch)
     return lambda: step(*next(turns))

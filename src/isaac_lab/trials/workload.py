@@ -24,7 +24,6 @@ class Workload(abc.ABC):
         batch: Examples of a step.
         quantity: What a race is about: "train_loss" or "test_loss".
         metrics: What is measured besides the losses, by name, with a title for people.
-        fixed: Whether all batches have one shape and the step looks at no value, so that it can be one CUDA graph.
         flat: Whether every linear layer sees rows of one example each, which K-FAC by BackPACK and the printed formula need.
         loss_fn: What is between a flat network's outputs and its loss, which K-FAC by BackPACK looks into.
         last: Name of the last layer.
@@ -41,7 +40,6 @@ class Workload(abc.ABC):
     batch: int
     quantity: str = "train_loss"
     metrics: ClassVar[Mapping[str, str]] = {}
-    fixed: bool = True
     flat: bool = False
     loss_fn: nn.Module | None = None
     last: str

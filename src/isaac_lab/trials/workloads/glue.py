@@ -259,7 +259,6 @@ class Glue(Workload):
     """
 
     batch = 8
-    fixed = False
 
     def __init__(self, task: TextTask, base: Encoder, device: str) -> None:
         self.title = f"{base.name} on {task.title}"
@@ -364,9 +363,7 @@ class Similarity(Glue):
 
 
 class FixedLength(Acceptability):
-    """For the time of a step: rows of 64 tokens cut from the training text, without padding, so that a step can be captured."""
-
-    fixed = True
+    """For the time of a step: rows of 64 tokens cut from the training text, without padding, so that all do the same."""
 
     def __init__(self, task: TextTask, base: Encoder, device: str) -> None:
         super().__init__(task, base, device)
