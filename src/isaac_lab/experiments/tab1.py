@@ -52,7 +52,7 @@ __all__ = ["EXPERIMENT", "summary"]
 
 
 def measure(view: View) -> None:
-    """Train what is missing, then time the steps."""
+    """Time the steps, then train what is missing."""
     with _encoder(view) as encoder, _threads(view):
         run = _run(view, encoder)
         known = _about(view)
@@ -67,11 +67,11 @@ def measure(view: View) -> None:
         call |= origin(threads=torch.get_num_threads(), packages=("torch", "transformers"), device=view.device)
         # Before the first record: who draws after a kill must know what was asked for.
         _note(view, run, [*calls, call])
+        timed = _time(view, run)
         for stage in STAGES:
             for part in (grid, lambda run, task, method: over_seeds(run, task, method, store)):
                 trials = [trial for task in stage for method in task.methods for trial in part(run, task, method)]
                 trained += _train(view, run, store, trials)
-        timed = _time(view, run)
         call |= {"seconds": time.perf_counter() - started, "runs": trained}
         _note(view, run, [*calls, call] if trained or timed or not calls else calls)
 

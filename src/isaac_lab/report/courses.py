@@ -58,8 +58,11 @@ def draw(panels: Mapping[str, Sequence[Course]], *, title: str, subtitle: str, p
             for course in courses:
                 _course(own, course, first)
             _finish(own, name if first == 1 else f"Epochs {first} to {epochs}")
+            if not any(course.rows for course in courses):
+                own.set(xticks=[], yticks=[])
+                own.text(0.5, 0.5, "not run", color=GREY, ha="center", va="center", transform=own.transAxes)
         axes[-1, column].set_xlabel("Epochs", color=GREY)
-    _share_scale(axes[0])
+    _share_scale([own for own in axes[0] if own.has_data() and len(own.get_yticks())])
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False, handlelength=3.4, fontsize=10.5)
     figure.tight_layout(rect=(0, LEGEND / height, 1, free), w_pad=2.0, h_pad=1.2)

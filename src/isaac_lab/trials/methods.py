@@ -126,6 +126,9 @@ def _singd(trial: Trial, workload: Workload, model: nn.Module) -> tuple[torch.op
         damping=trial.damping,
         weight_decay=trial.weight_decay,
         T=EVERY,
+        loss_average=workload.averaged,
+        # Without, its factors ran away on all settings that were tried; its authors advise it for that.
+        normalize_lr_cov=True,
         warn_unsupported=False,
     )
     return (made,)

@@ -25,6 +25,7 @@ class Workload(abc.ABC):
         quantity: What a race is about: "train_loss" or "test_loss".
         metrics: What is measured besides the losses, by name, with a title for people.
         flat: Whether every linear layer sees rows of one example each, which K-FAC by BackPACK and the printed formula need.
+        averaged: Over what the loss is a mean: "batch" or "batch+sequence". SINGD scales its factors accordingly.
         loss_fn: What is between a flat network's outputs and its loss, which K-FAC by BackPACK looks into.
         last: Name of the last layer.
         steps: Training steps of an epoch.
@@ -41,6 +42,7 @@ class Workload(abc.ABC):
     quantity: str = "train_loss"
     metrics: ClassVar[Mapping[str, str]] = {}
     flat: bool = False
+    averaged: str = "batch"
     loss_fn: nn.Module | None = None
     last: str
     steps: int
