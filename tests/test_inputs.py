@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import isaac_newton as isaac
 import reference
+from isaac_newton import rows
 from isaac_newton.inputs import Inputs
 from isaac_newton.kernels import dense
 from reference import TOLERANCE, assert_close
@@ -96,6 +97,27 @@ def test_a_buffer_refilled_in_place_gives_each_step_its_own_conditioner() -> Non
         outputs.append(layer(x))
         outputs[-1].backward(g)
         assert_close(layer.weight.grad, reference.zeta_star(g, x, 0.1))
+
+
+@pytest.mark.parametrize(("options", "times"), [({"sharing": "reduce"}, 1), ({"max_rows": 4}, 1), ({}, 3)], ids=str)
+def test_few_rows_are_gathered_once_and_freed(options: dict[str, Any], times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered: list[weakref.ref[Tensor]] = []
+
+    def gather(*args: Any, **settings: Any) -> Tensor:
+        found = keep(*args, **settings) * 1
+        gathered.append(weakref.ref(found))
+        return found
+
+    keep = rows.gather
+    monkeypatch.setattr(rows, "gather", gather)
+    model = Projections()
+    handle = isaac.attach(model, 0.1, **options)
+    handle.mask = torch.ones(4, 3)
+    loss = model(torch.randn(4, 3, 6, dtype=torch.float64)).sum()
+    loss.backward()
+    gc.collect()
+    assert len(gathered) == times
+    assert [found() for found in gathered] == [None] * times
 
 
 def test_layers_that_receive_a_tensor_and_its_changed_copy_have_a_conditioner_each() -> None:

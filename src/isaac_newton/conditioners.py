@@ -4,7 +4,6 @@ The dtype policy is here: linear algebra in float32 or better, whatever autocast
 """
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -165,11 +164,15 @@ class _Columns(NamedTuple):
 
 
 def columns_conditioner(x: Tensor, layout: Layout, site: Site, shared: Shared, *, joint: bool) -> _Columns:
-    """From a layer's input; layers that share it share the inverse."""
-    r, total, counted = layout.rows(x, site.settings, drop=_may_look(x, site.settings))
-    key = (layout.arrange, id(layout.mask), joint)
-    if site.settings.ranks is not None:
-        r = shared.get(("rows", key), functools.partial(site.settings.ranks.all_rows, r))
+    """From a layer's input; layers that share it share the inverse, and the rows where these are few."""
+    settings, key = site.settings, (layout.arrange, id(layout.mask), joint)
+
+    def find() -> tuple[Tensor, int, Tensor | None]:
+        r, total, counted = layout.rows(x, settings, drop=_may_look(x, settings))
+        return (r if settings.ranks is None else settings.ranks.all_rows(r)), total, counted
+
+    # To keep many until the pass ends, in float32, would take more memory than what the layers themselves keep.
+    r, total, counted = shared.get(("rows", key), find) if settings.takes_few_rows or settings.ranks is not None else find()
     if joint:
         ones = r.new_ones(*r.shape[:2], 1)
         r = torch.cat([r, ones if counted is None else ones * counted[:, None]], dim=-1)

@@ -120,7 +120,7 @@ _CONVOLUTIONS = _CLASSIFIER | {
     "isaac-momentum": Range(0.01, 1),
 }
 _LANGUAGE = {
-    "sgd": Range(0.03, 3),
+    "sgd": Range(0.01, 1),
     "momentum": Range(0.01, 1),
     "adamw": Range(3e-4, 3e-2),
     "muon": Range(2e-3, 0.2),
