@@ -352,6 +352,19 @@ def test_masked_rows_may_stay_as_zeros(
 
 
 @pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 6)], ids=str)
+def test_rows_of_half_precision_are_float32(shape: tuple[int, ...], sharing: Any, drop: bool) -> None:
+    x = torch.randn(shape).bfloat16()
+    handle = isaac.attach(nn.Linear(6, 3), DAMPING, sharing=sharing)
+    for mask in (None, torch.ones(shape[:-1], dtype=torch.bool)):
+        r, *_ = conditioners.Layout(rows.sequence, False, mask).rows(x, handle._settings, drop=drop)
+        expected = x.float().mean(1) if sharing == "reduce" and len(shape) == 3 else x.float().reshape(-1, 6)
+        assert r.dtype is torch.float32
+        torch.testing.assert_close(r[0], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("drop", [True, False])
 def test_what_a_mask_leaves_out_need_not_be_finite(drop: bool) -> None:
     x = torch.randn(2, 3, 6, dtype=torch.float64)
     mask = torch.tensor([[True, True, False], [True, False, False]])

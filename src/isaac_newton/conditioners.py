@@ -111,12 +111,14 @@ class Layout:
             means, count = self.arrange.average(input)
             gathered = rows.gather(means, 0, max_rows=settings.max_rows, seed=settings.seed)
             return gathered, count * means.shape[1], None
-        view, positions = self.arrange(cast(input, working_dtype(input.dtype)))
+        # Averages of half-precision numbers are formed in float32, without a copy of all of them.
+        view, positions = self.arrange(input if settings.sharing == "reduce" else cast(input, working_dtype(input.dtype)))
         places = view.shape[1 : 2 + positions]
         mask = self.mask if self.mask is not None and self.mask.shape == places else None
         if mask is not None and not drop and settings.max_rows is None and (settings.sharing == "expand" or positions == 0):
             counted = mask.reshape(-1)
-            return rows.gather(view, positions).masked_fill(~counted[:, None], 0), math.prod(places), counted
+            blank = rows.gather(view, positions, sharing=settings.sharing).masked_fill(~counted[:, None], 0)
+            return blank, math.prod(places), counted
         gathered = rows.gather(
             view, positions, sharing=settings.sharing, max_rows=settings.max_rows, mask=mask, seed=settings.seed
         )

@@ -203,12 +203,13 @@ def draw(count: int, most: int, seed: int) -> Int[Tensor, " most"]:
 
 
 def _average(view: Tensor, positions: int, mask: Tensor | None) -> Tensor:
-    """(groups, samples, *features): the mean over the positions that count."""
+    """(groups, samples, *features): the mean over the positions that count, in float32 or better."""
+    dtype = torch.promote_types(view.dtype, torch.float32)
     if positions == 0:
-        return view
+        return view.to(dtype)
     dims = tuple(range(2, 2 + positions))
     if mask is None:
-        return view.mean(dims)
+        return view.mean(dims, dtype=dtype)
     weight = mask.reshape(1, *mask.shape, *[1] * (view.dim() - 2 - positions)).to(view.dtype)
     # A sample without a position that counts has the row 0, which conditions nothing.
-    return (view * weight).sum(dims) / weight.sum(dims).clamp_min(1)
+    return (view * weight).sum(dims, dtype=dtype) / weight.sum(dims, dtype=dtype).clamp_min(1)
