@@ -163,13 +163,14 @@ def test_two_dimensional_convolutions_agree_with_unfold(layer: nn.Conv2d, sharin
         assert_close(actual["weight"][part].flatten(1), right(gradient, chosen_rows(patches, sharing)))
 
 
+@pytest.mark.parametrize("order", [False, True])
 @pytest.mark.parametrize("innermost", [False, True])
 @pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"padding": (2, 0), "dilation": (1, 2), "groups": 2}])
 def test_the_average_patch_is_the_same_by_one_product_and_by_one_for_each_dimension(
-    options: dict[str, Any], innermost: bool, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], innermost: bool, order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = nn.Conv2d(4, 6, (3, 2), **options)
-    patches = rows.Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups)
+    patches = rows.Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, innermost=order)
     x = torch.randn(3, 4, 9, 8, dtype=torch.float64)
     x = x.to(memory_format=torch.channels_last) if innermost else x
     expected, count = patches.average(x)
@@ -348,6 +349,35 @@ def test_masked_rows_may_stay_as_zeros(
     dropped = gradients()
     monkeypatch.setattr(conditioners, "_may_look", lambda x, settings: False)
     for actual, expected in zip(gradients(), dropped, strict=True):
+        assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sharing": "reduce"}, {"max_rows": 7}, {"bias": "joint"}, {"when": "step"}, {"sharing": "reduce", "bias": "joint"}],
+    ids=str,
+)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_the_order_of_weights_in_memory_changes_nothing(dims: int, groups: int, options: dict[str, Any]) -> None:
+    """But the copies that are made."""
+    torch.manual_seed(0)
+    plain = CONVOLUTIONS[dims](4, 6, 3, padding=1, stride=2, groups=groups, dtype=torch.float64)
+    x = torch.randn(3, 4, *[5] * dims, dtype=torch.float64)
+    found = []
+    for innermost in (False, True):
+        layer = copy.deepcopy(plain)
+        if innermost:
+            layer.weight = nn.Parameter(layer.weight.detach().movedim(1, -1).contiguous().movedim(-1, 1))
+            assert not layer.weight.is_contiguous()
+        handle = isaac.attach(layer, DAMPING, **options)
+        layer(x).square().sum().backward()
+        if options.get("when") == "step":
+            handle.step()
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.stride() == layer.weight.stride()
+        found.append([parameter.grad for parameter in layer.parameters() if parameter.grad is not None])
+    for actual, expected in zip(*found, strict=True):
         assert_close(actual, expected)
 
 

@@ -126,12 +126,21 @@ class Layout:
 
     def matrix(self, gradient: Tensor, groups: int) -> Float[Tensor, "groups outputs features"]:
         """A gradient in the shape of the weight as one matrix per group."""
+        if self._innermost:
+            gradient = gradient.movedim(1, -1)
         matrix = gradient.reshape(groups, gradient.shape[0] // groups, -1)
         return matrix.mT if self.transposed else matrix
 
     def unmatrix(self, matrix: Float[Tensor, "groups outputs features"], like: Tensor) -> Tensor:
         """The way back."""
-        return (matrix.mT if self.transposed else matrix).reshape(like.shape).to(like.dtype)
+        matrix = matrix.mT if self.transposed else matrix
+        if self._innermost:
+            return matrix.reshape(like.movedim(1, -1).shape).movedim(-1, 1).to(like.dtype)
+        return matrix.reshape(like.shape).to(like.dtype)
+
+    @property
+    def _innermost(self) -> bool:
+        return isinstance(self.arrange, rows.Patches) and self.arrange.innermost
 
 
 class _Columns(NamedTuple):

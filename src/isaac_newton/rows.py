@@ -31,7 +31,10 @@ def sequence(x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
 
 @dataclass(frozen=True)
 class Patches:
-    """What a convolution's kernel sees at each place of its input; the arguments are those of the layer."""
+    """What a convolution's kernel sees at each place of its input; the arguments are those of the layer.
+
+    `innermost` says in which order: channels after the kernel's places, as weights with channels innermost have them in memory.
+    """
 
     kernel: Sequence[int]
     stride: Sequence[int]
@@ -39,9 +42,13 @@ class Patches:
     dilation: Sequence[int]
     groups: int = 1
     padding_mode: str = "zeros"
+    innermost: bool = False
 
     def __call__(self, x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
-        """The view (groups, samples, *places, channels of the group, *kernel); an input without samples is one sample."""
+        """The view (groups, samples, *places, channels of the group, *kernel); an input without samples is one sample.
+
+        If `innermost`, (groups, samples, *places, *kernel, channels of the group).
+        """
         x = self._padded(self._batched(x), self._margins())
         for dim, (kernel, stride, dilation) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True)):
             x = x.unfold(2 + dim, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
@@ -49,7 +56,7 @@ class Patches:
         space = len(self.kernel)
         x = x.unflatten(1, (self.groups, x.shape[1] // self.groups))
         places, window = range(3, 3 + space), range(3 + space, 3 + 2 * space)
-        return x.permute(1, 0, *places, 2, *window), space
+        return x.permute(1, 0, *places, *((*window, 2) if self.innermost else (2, *window))), space
 
     def average(self, x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "groups samples features"], int]:
         """The mean of a sample's patches, in float32 or better, and how many these are, without forming any of them.
@@ -64,8 +71,10 @@ class Patches:
         sizes = tuple(self._size(dim, size, margins[dim]) for dim, size in enumerate(space))
         total = math.prod([size.places for size in sizes])
         sums = _sums_at_once(x, sizes) if x.device.type == "cuda" else _sums_by_dimension(x, sizes)
-        features = channels // self.groups * math.prod(self.kernel)
-        return (sums.reshape(samples, self.groups, features) / max(total, 1)).transpose(0, 1), total
+        taps = math.prod(self.kernel)
+        sums = sums.reshape(samples, self.groups, channels // self.groups, taps)
+        sums = (sums.mT if self.innermost else sums).reshape(samples, self.groups, channels // self.groups * taps)
+        return (sums / max(total, 1)).transpose(0, 1), total
 
     def _size(self, dim: int, size: int, margin: tuple[int, int]) -> "_Size":
         kernel, stride, dilation = self.kernel[dim], self.stride[dim], self.dilation[dim]

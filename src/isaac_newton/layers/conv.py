@@ -22,7 +22,13 @@ __all__: list[str] = []
 @register(nn.Conv2d)
 @register(nn.Conv3d)
 def _conv(layer: Any, site: Site, input: Tensor) -> Tensor:
-    patches = rows.Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode)
+    # In the order in which the gradient lies in memory, nothing has to be copied; at a step it is read in torch's own.
+    inner = (
+        site.settings.when == "backward" and not layer.weight.is_contiguous() and layer.weight.movedim(1, -1).is_contiguous()
+    )
+    patches = rows.Patches(
+        layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner
+    )
     weight, bias = condition(layer.weight, layer.bias, input, site, arrange=patches)
     output: Tensor = layer._conv_forward(input, weight, bias)
     return output
