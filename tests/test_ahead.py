@@ -1,6 +1,7 @@
 """All inverses of a backward pass at once: the same gradients, whatever else is alive, and nothing is kept for longer."""
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import isaac_newton as isaac
 from isaac_newton.kernels import dense
-from reference import zeta_star
+from reference import assert_close, zeta_star
 
 
 def network() -> nn.Sequential:
@@ -163,3 +164,18 @@ def test_float32_where_it_is_accurate_and_float64_for_the_others() -> None:
         assert together is not None
         assert together.dtype is alone.dtype
         torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize("damping", [math.inf, 10.0])
+def test_a_conditioner_that_a_pass_found_for_others_is_not_used_by_the_next(damping: float) -> None:
+    """Both losses come from one forward pass; a new damping in between holds for the second."""
+    model = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)]).double()
+    handle = isaac.attach(model, 0.1)
+    x, g = torch.randn(2, 8, 5, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
+    first, second = model[0](x[0]), model[1](x[1])
+    first.backward(g)
+    handle.damping = damping
+    second.backward(g)
+    assert_close(model[0].weight.grad, zeta_star(g, x[0], 0.1))
+    wanted = g.T @ x[1] if damping == math.inf else zeta_star(g, x[1], damping)
+    assert_close(model[1].weight.grad, wanted)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from isaac_newton import kernels
+from isaac_newton.damping import number
 from isaac_newton.site import Site
 
 __all__ = ["Awaited", "can_wait"]
@@ -74,23 +75,29 @@ class Awaited:
                     (together if one._place == self._place else elsewhere).append(one)
             settings.awaited[:] = [weakref.ref(one) for one in elsewhere]
             for one in together:
-                one._pass = settings.graph_task
+                one._pass, one.found = settings.graph_task, _PLAIN
             _find(together)
         return self.found
 
 
 def _find(together: Sequence[Awaited]) -> None:
+    """Those of one attachment, on one device and stream."""
+    settings = together[0].site.settings
+    strength, relative = number(settings.damping, settings.step)
+    if strength == math.inf:
+        return
     leaders: dict[int, Awaited] = {}
-    work: list[tuple[Awaited, kernels.Job]] = []
+    asked, jobs = [], []
     for one in together:
         if leaders.setdefault(id(one.input), one) is not one:
             continue
         rows = one.input if one.input.dim() == 2 else one.input.reshape(-1, one.input.shape[-1])
-        damping = one.site.settings.input_damping(rows)
-        if rows.numel() and not (isinstance(damping, float) and damping == math.inf):
-            work.append((one, (rows, damping, one.outputs)))
-    for (one, _), (one.found, failures) in zip(work, kernels.conditioners([job for _, job in work]), strict=True):
+        if rows.numel():
+            asked.append(one)
+            jobs.append((rows, settings.input_damping(rows) if relative else strength, one.outputs))
+    for one, (one.found, failures) in zip(asked, kernels.conditioners(jobs), strict=True):
         if isinstance(failures, Tensor) or failures:
             one.site.fell_back(failures)
-    for one in together:
-        one.found = leaders[id(one.input)].found
+    if len(leaders) < len(together):
+        for one in together:
+            one.found = leaders[id(one.input)].found

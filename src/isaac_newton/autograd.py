@@ -280,6 +280,8 @@ def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Site, Share
 
 def _backward_of_linear(ctx: Any, g: Tensor) -> Any:
     (a, weight), site = ctx.saved_tensors, ctx.site
+    if _is_usual(ctx.given, g, a, weight):
+        return _usual_backward(ctx, g, a, weight)
     settings, (needs_input, needs_weight, needs_bias, *_) = site.settings, ctx.needs_input_grad
     # Under autocast g is in the half type while a and weight are not: do as torch does, multiply in g's type.
     grad_input = cast(g @ cast(weight, g.dtype), a.dtype) if needs_input else None
@@ -296,6 +298,36 @@ def _backward_of_linear(ctx: Any, g: Tensor) -> Any:
         gradients = _gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias)
     _join(site, ctx.parameters, gradients, joint=needs_bias and settings.bias == "joint")
     return grad_input, *gradients, None, None
+
+
+def _is_usual(given: object, g: Tensor, a: Tensor, weight: Tensor) -> bool:
+    """Whether this is ζ* of rows in one dtype, in a pass that nobody differentiates or looks at."""
+    return (
+        type(given) is Awaited
+        and given.site.settings.only_trains
+        and a.dim() == 2
+        and g.dtype is a.dtype
+        and weight.dtype is a.dtype
+        and not torch.is_grad_enabled()
+        and not torch._C._is_any_autocast_enabled()
+    )
+
+
+def _usual_backward(ctx: Any, g: Tensor, a: Tensor, weight: Tensor) -> Any:
+    """What is below, where nothing has to be asked: small networks spend as long on questions as on products."""
+    needs_input, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+    grad_input = torch.mm(g, weight) if needs_input else None
+    grad_weight = None
+    if needs_weight:
+        # A second pass through the same graph asks anew, so that what one pass used does not outlive it.
+        given, ctx.given = ctx.given, None
+        settings = given.site.settings
+        settings.enter_backward()
+        found = given.conditioner()
+        rows, features = a.shape
+        given.site.statistics.saw(settings.backward_passes, rows, rows, features, g.shape[1])
+        grad_weight = kernels.product(g, found.inverse, a if found.rows is None else found.rows)
+    return grad_input, grad_weight, g.sum(0) if needs_bias else None, None, None
 
 
 def _gradients(

@@ -117,6 +117,11 @@ class Settings:
         return self.output_damping != math.inf
 
     @property
+    def only_trains(self) -> bool:
+        """Whether a backward pass conditions the gradient by the inputs and does nothing else."""
+        return self.output_damping == math.inf and not self.inspecting and self.overlap is None
+
+    @property
     def needs_extra_pass(self) -> bool:
         """Whether ḡ has to be backpropagated beside g."""
         return self.conditions_outputs and self.output_curvature != "empirical"

@@ -147,7 +147,12 @@ class Statistics:
         self, backward_pass: int, total: int, count: int, features: int, outputs: int, *, groups: int = 1, own_rows: bool = True
     ) -> None:
         """Record a use: `total` rows were multiplied, `count` of them (or means of them) fed the conditioner."""
-        self._note(backward_pass, _Use(total, count, features, outputs, groups, own_rows))
+        sizes = (total, count, features, outputs, groups, own_rows)
+        if backward_pass != self.backward_pass and len(self._uses) == 1 and sizes in self._uses:
+            # As in the pass before, which is what nearly all layers do nearly always. Equal to a tuple, the key stays.
+            self.backward_pass, self._uses[sizes] = backward_pass, 1
+        else:
+            self._note(backward_pass, _Use(*sizes))
 
     def saw_counts(self, backward_pass: int, tokens: int, width: int) -> None:
         """Record a use of an embedding: one division for each number that came out, and no matrix."""

@@ -97,7 +97,8 @@ def _few_rows(layer: Layer, work: Workload, setting: Setting, machine: Machine, 
     """`autograd._Condition`: torch forms the gradient, and it is multiplied from the right."""
     n, m, passes = layer.inputs, layer.outputs, work.micro_batches
     k = rows_of(work, setting)
-    yield Op("rows", traffic=passes * _gather_traffic(n, k, work, setting, machine))
+    if leads:
+        yield Op("rows", traffic=passes * _gather_traffic(n, k, work, setting, machine))
     if setting.all_ranks:
         k = k * work.gpus
     side, blocks = split(n, setting)
@@ -111,11 +112,11 @@ def _few_rows(layer: Layer, work: Workload, setting: Setting, machine: Machine, 
 
 
 def _gather_traffic(n: int, k: int, work: Workload, setting: Setting, machine: Machine) -> float:
-    """Bytes to make k rows of a layer's input: all of it is brought to float32 before any is averaged or drawn."""
+    """Bytes to make k rows of a layer's input: all of it is read, and brought to float32 before any is drawn."""
     everything = work.tokens * n
-    averaged = 4 * everything if setting.sharing == "reduce" else 0
-    drawn = 8 * k * n if setting.max_rows is not None and setting.sharing == "expand" else 4 * k * n * bool(averaged)
-    return _cast(everything, machine) + averaged + drawn
+    if setting.sharing == "reduce":
+        return machine.activation * everything + 4 * k * n
+    return _cast(everything, machine) + (8 * k * n if setting.max_rows is not None else 0)
 
 
 def _step(layer: Layer, work: Workload, setting: Setting, machine: Machine, leads: bool) -> Iterator[Op]:

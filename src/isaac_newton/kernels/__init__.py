@@ -83,27 +83,25 @@ def conditioners(work: Sequence[Job]) -> list[tuple[Conditioner, int | Tensor]]:
 
 
 def _few_launches(work: Sequence[Job]) -> dict[int, tuple[Conditioner, int | Tensor]]:
-    """Those of one λ whose rows lie in one piece."""
+    """Those of one λ whose rows lie in one piece; all of them can be fused (`ahead.can_wait`)."""
     shared = work[0][1]
     if not isinstance(shared, float):
         return {}
     from isaac_newton.kernels import fused
 
-    together = [
-        number
-        for number, (rows, damping, _) in enumerate(work)
-        if damping == shared and rows.is_contiguous() and can_fuse(rows, min(rows.shape))
-    ]
+    numbers, xs, multiplied = [], [], []
+    for number, (rows, damping, outputs) in enumerate(work):
+        if damping == shared and rows.is_contiguous():
+            count, features = rows.shape
+            numbers.append(number)
+            xs.append(rows)
+            # Multiplied rows save a product in the backward pass, but take the memory of the rows instead of the outputs'.
+            multiplied.append(max(count, features) <= fused.MOST_MULTIPLIED and features <= max(outputs, _FEW_FEATURES))
     found: dict[int, tuple[Conditioner, int | Tensor]] = {}
-    for start in range(0, len(together), fused.JOBS):
-        numbers = together[start : start + fused.JOBS]
-        xs = [work[number][0] for number in numbers]
-        # Multiplied rows save a product in the backward pass, but take the memory of the rows instead of that of the outputs.
-        multiplied = [
-            max(x.shape) <= fused.MOST_MULTIPLIED and x.shape[1] <= max(work[number][2], _FEW_FEATURES)
-            for x, number in zip(xs, numbers, strict=True)
-        ]
-        for number, result, whole in zip(numbers, fused.inverses(xs, shared, multiplied), multiplied, strict=True):
+    for start in range(0, len(xs), fused.JOBS):
+        part = slice(start, start + fused.JOBS)
+        results = fused.inverses(xs[part], shared, multiplied[part])
+        for number, result, whole in zip(numbers[part], results, multiplied[part], strict=True):
             found[number] = Conditioner(None, result) if whole else Conditioner(result), 0
     return found
 

@@ -11,6 +11,7 @@ same input gives the same bits.
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
@@ -88,31 +89,48 @@ def inverses(xs: Sequence[Float[Tensor, "_ _"]], damping: float, multiplied: Seq
 
     Of up to `JOBS` contiguous matrices. One launch does it all, or two: what they save is the host's time.
     """
-    sizes = [sorted(x.shape) for x in xs]
-    block = max(_PIVOTS, triton.next_power_of_2(max(small for small, _ in sizes)))
-    longest = max(long for _, long in sizes)
-    parts = 1 if longest <= MOST_MULTIPLIED else min(16, longest // (4 * _CHUNK))
-    work = xs[0].new_empty(len(xs) * parts * block**2)
-    results = [
-        x.new_empty(x.shape if whole else (small, small)) for x, (small, _), whole in zip(xs, sizes, multiplied, strict=True)
-    ]
-    # Places that are not used repeat the first job, so that the types of the numbers are always the same.
-    jobs = [
-        (x.data_ptr(), result.data_ptr(), *x.shape, int(whole))
-        for x, result, whole in zip(xs, results, multiplied, strict=True)
-    ]
-    columns = zip(*jobs, *[jobs[0]] * (JOBS - len(jobs)), strict=True)
-    numbers = [number for column in columns for number in column]
-    key = (len(xs), parts, block, xs[0].device.index)
-    launches = _TOGETHER.get(key)
-    if launches is None:
-        constants = {"INLINE": parts == 1, "BLOCK": block, "PIVOTS": _PIVOTS, "CHUNK": _CHUNK}
-        grams = _Launch(_gram_of_each, (parts, len(xs), 1), 4, {"BLOCK": block, "CHUNK": _CHUNK})
-        launches = _TOGETHER[key] = grams, _Launch(_sweep_each, (len(xs), 1, 1), _WARPS[block], constants)
-    if parts > 1:
-        launches[0](work, parts, *numbers)
-    launches[1](work, damping, parts, *numbers)
-    return results
+    key = (tuple([x.shape for x in xs]), tuple(multiplied), xs[0].device.index)
+    plan = _JOBS.get(key)
+    if plan is None:
+        if len(_JOBS) >= _MOST_PLANS:
+            _JOBS.clear()
+        plan = _JOBS[key] = _Jobs([(len(x), x.shape[1]) for x in xs], multiplied, xs[0].device.index)
+    return plan(xs, damping)
+
+
+class _Jobs:
+    """How to launch for matrices of these shapes."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], multiplied: Sequence[bool], device: int | None) -> None:
+        sizes = [sorted(shape) for shape in shapes]
+        block = max(_PIVOTS, triton.next_power_of_2(max(small for small, _ in sizes)))
+        longest = max(long for _, long in sizes)
+        self._parts = 1 if longest <= MOST_MULTIPLIED else min(16, longest // (4 * _CHUNK))
+        self._work = len(shapes) * self._parts * block**2
+        #: Of results that are no larger than an inverse.
+        self._squares = [None if whole else (small, small) for (small, _), whole in zip(sizes, multiplied, strict=True)]
+        # Places that are not used repeat the first job, so that the types of the numbers are always the same.
+        self._unused = JOBS - len(shapes)
+        jobs = [(*shape, int(whole)) for shape, whole in zip(shapes, multiplied, strict=True)]
+        self._numbers = [number for column in zip(*jobs, *jobs[:1] * self._unused, strict=True) for number in column]
+        key = (len(shapes), self._parts, block, device)
+        if key not in _TOGETHER:
+            constants = {"INLINE": self._parts == 1, "BLOCK": block, "PIVOTS": _PIVOTS, "CHUNK": _CHUNK}
+            grams = _Launch(_gram_of_each, (self._parts, len(shapes), 1), 4, {"BLOCK": block, "CHUNK": _CHUNK})
+            _TOGETHER[key] = grams, _Launch(_sweep_each, (len(shapes), 1, 1), _WARPS[block], constants)
+        self._grams, self._sweeps = _TOGETHER[key]
+
+    def __call__(self, xs: Sequence[Tensor], damping: float) -> list[Tensor]:
+        work = xs[0].new_empty(self._work)
+        results = [
+            torch.empty_like(x) if square is None else x.new_empty(square) for x, square in zip(xs, self._squares, strict=True)
+        ]
+        from_, to = [x.data_ptr() for x in xs], [result.data_ptr() for result in results]
+        numbers = (*from_, *from_[:1] * self._unused, *to, *to[:1] * self._unused, *self._numbers)
+        if self._parts > 1:
+            self._grams(work, self._parts, *numbers)
+        self._sweeps(work, damping, self._parts, *numbers)
+        return results
 
 
 class _Launch:
@@ -134,6 +152,7 @@ class _Launch:
 #: Batches of ever new sizes must not fill the memory.
 _MOST_PLANS = 1024
 _PLANS: dict[Any, _Plan] = {}
+_JOBS: dict[Any, _Jobs] = {}
 _TOGETHER: dict[Any, tuple[_Launch, _Launch]] = {}
 
 
