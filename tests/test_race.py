@@ -250,6 +250,17 @@ def test_a_race_that_has_been_run_trains_nothing(finished: Path, monkeypatch: py
     (finished / "race.json").write_bytes(sentences)
 
 
+def test_times_can_be_left_to_a_later_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder,) = runner.run([MLP], request(tmp_path, timed=False))
+    assert not list(folder.glob("times-*.json"))
+    assert summary_of(folder)["methods"][0]["seconds_per_step"] is None
+    assert (folder / "figure.png").is_file()
+    monkeypatch.setattr(runner, "start", lambda *given: pytest.fail("everyone has run"))
+    runner.run([MLP], request(tmp_path))
+    assert (folder / "times-eager.json").is_file()
+    assert summary_of(folder)["methods"][0]["seconds_per_step"] > 0
+
+
 def test_drawing_again_gives_the_same_files(finished: Path) -> None:
     names = ("summary.json", "table.md", "numbers.csv", "figure.png", "figure.svg")
     before = [(finished / name).read_bytes() for name in names]

@@ -56,6 +56,9 @@ def race(
     ] = "",
     model: Annotated[str, typer.Option(help="Folder or hub name of a pre-trained encoder, for cola; or ISAAC_ENCODER.")] = "",
     resume: Annotated[bool, typer.Option(help="Go on with what is there; --no-resume wants no records in OUT.")] = True,
+    times: Annotated[
+        bool, typer.Option(help="--no-times leaves them to a later call, when nobody else uses the device.")
+    ] = True,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Tables and pictures again from OUT; train nothing.")] = False,
 ) -> None:
     """Tune every method alike, race them to the loss that tuned AdamW ends at, and show who is there first."""
@@ -91,7 +94,7 @@ def race(
         words = ["isaac-newton", "race", "WORKLOAD", "--scale", scale.value, "--device", on, "--workers", str(workers)]
         words += ["--methods", ",".join(names)] if names else []
         words += ["--model", Path(model).name] if model else []
-        request = runner.Request(out, SCALES[scale.value], on, data, workers, names, resume, shlex.join(words))
+        request = runner.Request(out, SCALES[scale.value], on, data, workers, names, resume, times, shlex.join(words))
         if draw_only:
             folders = _redraw(chosen, request, console, alone=workload != "all")
         else:

@@ -62,6 +62,7 @@ class Request:
         workers: Processes that train at once.
         methods: Names of entrants; all unless given. The reference always takes part.
         resume: Whether records may be there already.
+        timed: Whether steps are timed when all have trained.
         command: How to run this again; "WORKLOAD" in it stands for the workload.
         say: Told of every step on the way.
     """
@@ -73,6 +74,7 @@ class Request:
     workers: int = 1
     methods: tuple[str, ...] = ()
     resume: bool = True
+    timed: bool = True
     command: str = "isaac-newton race WORKLOAD"
     say: Callable[[Line], object] = lambda line: None
 
@@ -116,7 +118,8 @@ def _run(chosen: Sequence[Course], request: Request) -> list[Path]:
     _train("tuning", [(trial, cost) for race in races for trial, cost in race.tuning()], races, request)
     _train("racing", [(trial, cost) for race in races for trial, cost in race.finals()], races, request)
     for race in races:
-        race.time()
+        if request.timed:
+            race.time()
         _write(race.folder)
     return [race.folder for race in races]
 
@@ -165,6 +168,8 @@ class _Race:
                 # What an earlier call has done stays.
                 same = kept.get(entrant.name, {}).get("tuning") == entry["tuning"]
                 entry["reason"] = kept[entrant.name]["reason"] if same else "left out by --methods"
+            elif self._is_done(entry):
+                entry["reason"], self.seconds[entrant.name] = "", 0.0
             else:
                 each, entry["reason"] = start(Trial.from_mapping(entry["tuning"][0]), self.workload, self.request.device)
                 self.seconds |= {} if entry["reason"] else {entrant.name: each}
@@ -200,6 +205,14 @@ class _Race:
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         _replace(self.folder / ABOUT, json.dumps(plain(self.about), indent=1, ensure_ascii=False) + "\n")
+
+    def _is_done(self, entry: Mapping[str, Any]) -> bool:
+        """Whether the method has nothing left to run, so that nobody has to know what a step of it takes."""
+        trials = [Trial.from_mapping(trial) for trial in entry["tuning"]]
+        finals = (
+            [] if self.store.missing(trials) else standings.finals(self.store, trials, self.workload.quantity, self.scale.seeds)
+        )
+        return bool(finals) and not self.store.missing(finals)
 
     def _entry(self, entrant: Entrant) -> dict[str, Any]:
         space = entrant.space(self.course)
@@ -295,7 +308,8 @@ def _plan(races: Sequence[_Race], request: Request) -> None:
             )
         )
     workers = f"{request.workers} process{'es' if request.workers > 1 else ''}"
-    request.say(Line("plan", f"At least {total / request.workers:,.0f} s in {workers}, and then the times of steps."))
+    then = ", and then the times of steps" if request.timed else ""
+    request.say(Line("plan", f"At least {total / request.workers:,.0f} s in {workers}{then}."))
 
 
 def _train(stage: str, costs: Sequence[tuple[Trial, float]], races: Sequence[_Race], request: Request) -> None:
