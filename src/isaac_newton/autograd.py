@@ -68,12 +68,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
         with streams.beside(site, input), full_precision(input):
             shared = settings.inputs.shared(input)
             given = early_conditioner(input, weight.shape[0], site, shared, joint=is_joint(bias, site))
-    elif can_wait(input) and not is_joint(bias, site):
+    elif can_wait(input) and not (settings.bias == "joint" and is_joint(bias, site)):
         given = Awaited(input, weight.shape[0], site)
     else:
         given = settings.inputs.shared(input)
-    output: Tensor = _apply(_Linear, input, weight, bias, site, given)
-    return output
+    return _apply_linear(input, weight, bias, site, given)
 
 
 def _traced_linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arrange: Arrange) -> Tensor:
@@ -242,13 +241,17 @@ def _condition_gradients(ctx: Any, x: Tensor, grad_weight: Tensor, grad_bias: Te
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        _remember(ctx, inputs)
-        return F.linear(*inputs[:3])
+    def forward(ctx: Any, a: Tensor, weight: Tensor, bias: Tensor | None, site: Site, given: object) -> Tensor:
+        _remember(ctx, (a, weight, bias, site, given))
+        return F.linear(a, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         return _backward_of_linear(ctx, g)
+
+
+#: As `_apply`, found once.
+_apply_linear: Callable[..., Tensor] = super(torch.autograd.Function, _Linear).apply
 
 
 class _TracedLinear(torch.autograd.Function):
@@ -269,7 +272,7 @@ class _TracedLinear(torch.autograd.Function):
         return _backward_of_linear(ctx, g)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Site, Shared | Awaited | kernels.Conditioner]) -> None:
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Site, object]) -> None:
     """What `_backward_of_linear` needs: input, weight, bias, site, and what is known of the conditioner."""
     a, weight, bias, ctx.site, ctx.given = inputs
     ctx.gbar = None
