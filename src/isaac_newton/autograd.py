@@ -68,7 +68,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
         with streams.beside(site, input), full_precision(input):
             shared = settings.inputs.shared(input)
             given = early_conditioner(input, weight.shape[0], site, shared, joint=is_joint(bias, site))
-    elif can_wait(input) and not (settings.bias == "joint" and is_joint(bias, site)):
+    elif can_wait(input) and not is_joint(bias, site):
         given = Awaited(input, weight.shape[0], site)
     else:
         given = settings.inputs.shared(input)
@@ -373,8 +373,7 @@ def _is_first_read_by_the_optimizer(parameter: Tensor, uses: Mapping[int, int]) 
     Autograd adds to a gradient that exists, sums those of several uses, and copies one whose layout is not the parameter's;
     hooks may do anything.
     """
-    # The second is what torch calls channels-last.
-    dense = parameter.is_contiguous() or (parameter.dim() > 2 and parameter.movedim(1, -1).is_contiguous())
+    dense = parameter.is_contiguous() or rows.has_channels_innermost(parameter)
     hooked = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
     alone = uses[id(parameter)] <= 1 and not hooked and not torch.is_grad_enabled()
     return parameter.is_leaf and parameter.grad is None and alone and dense

@@ -17,10 +17,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Padding", "Patches", "Sharing", "draw", "gather", "sequence"]
+__all__ = ["Padding", "Patches", "Sharing", "draw", "gather", "has_channels_innermost", "sequence"]
 
 Sharing: TypeAlias = Literal["expand", "reduce"]
 Padding: TypeAlias = Sequence[int] | Literal["same", "valid"]
+
+
+def has_channels_innermost(x: Tensor) -> bool:
+    """Whether dimension 1 comes last in memory, and so not as torch has it by default ("channels last")."""
+    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
 def sequence(x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
@@ -160,9 +165,9 @@ def _sums_at_once(x: Float[Tensor, "samples channels ..."], sizes: tuple[_Size, 
     more: dict[str, Any] = {"out_dtype": torch.float32} if half else {}
     taps = _taps(sizes, x)
     samples, channels = x.shape[:2]
-    inner = x.movedim(1, -1)
-    if inner.is_contiguous() and not x.is_contiguous():
-        sums: Tensor = torch.bmm(taps.mT.expand(samples, -1, -1), inner.reshape(samples, len(taps), channels), **more)
+    if has_channels_innermost(x):
+        inner = x.movedim(1, -1).reshape(samples, len(taps), channels)
+        sums: Tensor = torch.bmm(taps.mT.expand(samples, -1, -1), inner, **more)
         return sums.mT
     return torch.mm(x.reshape(samples * channels, len(taps)), taps, **more).view(samples, channels, taps.shape[1])
 

@@ -23,9 +23,7 @@ __all__: list[str] = []
 @register(nn.Conv3d)
 def _conv(layer: Any, site: Site, input: Tensor) -> Tensor:
     # In the order in which the gradient lies in memory, nothing has to be copied; at a step it is read in torch's own.
-    inner = (
-        site.settings.when == "backward" and not layer.weight.is_contiguous() and layer.weight.movedim(1, -1).is_contiguous()
-    )
+    inner = site.settings.when == "backward" and rows.has_channels_innermost(layer.weight)
     patches = rows.Patches(
         layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner
     )
