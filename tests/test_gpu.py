@@ -266,6 +266,30 @@ def test_compilation_needs_no_graph_break(mode: str) -> None:
             assert_close(p.grad, q.grad, 1e-4)
 
 
+@pytest.mark.parametrize("how", ["eager", "captured"])
+@pytest.mark.parametrize("rows", [3, 16])
+def test_few_rows_equal_the_cpu_in_float64(how: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, multiply = [], kernels.multiply
+    monkeypatch.setattr(kernels, "multiply", lambda *given: calls.append(1) or multiply(*given))
+    assert_close(train(how, rows, sharing="reduce"), train("cpu", rows, sharing="reduce"), TOLERANCE[torch.float32])
+    assert calls
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16])
+@pytest.mark.parametrize("features", [17, 384, 4608])
+@pytest.mark.parametrize("outputs", [1, 100, 512])
+def test_the_fused_product_agrees_with_float64(outputs: int, features: int, rows: int) -> None:
+    torch.manual_seed(0)
+    r, gradient = torch.rand(2, rows, features, device="cuda"), torch.randn(2, outputs, features, device="cuda")
+    moment = r.double().mT @ r.double() / (rows * 0.5)
+    exact = torch.linalg.solve(moment + torch.eye(features, device="cuda"), gradient.double(), left=False)
+    for damping in (0.5, torch.tensor(0.5, device="cuda")):
+        found = [kernels.multiply(gradient, r, damping) for _ in range(3)]
+        assert_close(found[0], exact, TOLERANCE[torch.float32])
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[1], found[2])
+
+
 @pytest.mark.parametrize("size", [1, 7, 16, 33, 60, 64, 100, 128])
 @pytest.mark.parametrize("features", [1, 40, 1000, 3000])
 @pytest.mark.parametrize("launches", [1, 2])

@@ -43,12 +43,56 @@ for shapes in ([(60, 784), (60, 100), (60, 30), (7, 7)], [(60, 40)], [(5, 9)] * 
         assert result.shape == exact.shape and result.is_contiguous()
         allowed = 1.2e-7 * (x.square().sum() / (len(x) * 0.7)).item() + 4e-6
         worst = max(worst, ((result - exact).norm() / exact.norm()).item() / allowed)
+for groups, outputs, rows, features in [(1, 5, 3, 7), (1, 40, 8, 384), (2, 33, 16, 130), (1, 17, 1, 300), (1, 16, 16, 17)]:
+    r = torch.rand(groups, rows, features)
+    for gradient in (torch.randn(groups, outputs, features), torch.randn(groups, features, outputs).mT):
+        moment = r.double().mT @ r.double() / (rows * 0.3)
+        exact = gradient.double() @ torch.linalg.inv(torch.eye(features) + moment)
+        for strength in (0.3, torch.tensor(0.3)):
+            result = fused.multiply(gradient, r, strength)
+            assert result.shape == exact.shape and result.is_contiguous()
+            allowed = 1.2e-7 * moment.diagonal(dim1=-2, dim2=-1).sum(-1).max().item() + 2e-6
+            worst = max(worst, ((result - exact).norm() / exact.norm()).item() / allowed)
 print(worst)
 """
 
+#: Few rows go through one kernel, in whatever way they come; a pass that will be differentiated itself does not.
+LAYERS = """
+import torch
+from torch import nn
+import isaac_newton as isaac
+from isaac_newton import kernels
 
-def test_the_interpreted_kernels_agree_with_float64() -> None:
+def gradients(create_graph):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Tanh(), nn.Flatten(2), nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 3))
+    handle = isaac.attach(model, 0.3, sharing="reduce", bias="joint")
+    x = torch.randn(5, 2, 5, 5, requires_grad=True)
+    loss = model(x).square().mean()
+    if create_graph:
+        weights = list(model.parameters())
+        found = torch.autograd.grad(loss, weights, create_graph=True)
+        loss = sum(gradient.square().sum() for gradient in found)
+    loss.backward()
+    return [p.grad.clone() for p in (*model.parameters(), x)]
+
+calls = []
+multiply = kernels.multiply
+for create_graph in (False, True):
+    kernels.can_multiply = lambda r: False
+    expected = gradients(create_graph)
+    kernels.can_multiply = lambda r: r.shape[-2] <= 16 and not r.requires_grad
+    kernels.multiply = lambda *arguments: (calls.append(1), multiply(*arguments))[1]
+    for actual, wanted in zip(gradients(create_graph), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-6)
+    assert calls or create_graph
+print(len(calls) / 1000)
+"""
+
+
+@pytest.mark.parametrize("code", [CHECK, LAYERS], ids=["kernels", "layers"])
+def test_the_interpreted_kernels_agree_with_float64(code: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parent.parent / "src")}
-    result = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert float(result.stdout) < 1

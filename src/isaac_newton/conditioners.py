@@ -144,23 +144,25 @@ class Layout:
 
 
 class _Columns(NamedTuple):
-    """What multiplies a gradient from the right: rows r, the inverse on their smaller side, and 1/(kλ)."""
+    """What multiplies a gradient from the right: rows r, λ, and the inverse on their smaller side.
+
+    Without an inverse the gradient stays plain where λ is infinite; else the kernel that multiplies forms it.
+    """
 
     r: Float[Tensor, "groups rows in"]
     total: int
+    damping: float | Tensor
     inverse: Tensor | None
-    scale: float | Tensor
-
-    @property
-    def damping(self) -> float | Tensor:
-        """λ."""
-        return math.inf if self.inverse is None else 1 / (self.r.shape[-2] * self.scale)
 
     def multiply(self, gradient: Float[Tensor, "groups out in"]) -> Float[Tensor, "groups out in"]:
         """∇ (I + rᵀr/(kλ))⁻¹."""
-        if self.inverse is None or gradient.numel() == 0:
+        if (isinstance(self.damping, float) and self.damping == math.inf) or gradient.numel() == 0:
             return gradient
-        inverse = self.inverse
+        count, inverse = self.r.shape[-2], self.inverse
+        if inverse is None and not (torch.is_grad_enabled() and gradient.requires_grad):
+            return kernels.multiply(cast(gradient, self.r.dtype), self.r, self.damping)
+        if inverse is None:
+            inverse = equations.inverse(self.r, 1 / (count * self.damping))
         difference: Callable[..., Tensor] = torch.baddbmm
         gradient, r = cast(gradient, inverse.dtype), cast(self.r, inverse.dtype)
         if len(r) == 1:
@@ -170,7 +172,8 @@ class _Columns(NamedTuple):
             result = gradient @ inverse
         else:
             # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
-            result = difference(gradient, (gradient @ r.mT) @ (self.scale * inverse), r, alpha=-1)
+            scale = 1 / (count * self.damping)
+            result = difference(gradient, (gradient @ r.mT) @ (scale * inverse), r, alpha=-1)
         return result if result.dim() == 3 else result[None]
 
 
@@ -210,10 +213,12 @@ def rows_conditioner(
     count, features = r.shape[-2:]
     damping = site.settings.input_damping(r, counted)
     if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
-        return _Columns(r, total, None, 0.0)
+        return _Columns(r, total, math.inf, None)
     by_rows = count < features
+    if by_rows and kernels.can_multiply(r):
+        return _Columns(r, total, damping, None)
     inverse = shared.get(key, lambda: _inverse(r if by_rows else r.mT, damping, count, site, in_difference=by_rows))
-    return _Columns(r, total, inverse, 1 / (count * damping))
+    return _Columns(r, total, math.inf if inverse is None else damping, inverse)
 
 
 def as_matrix(grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any, r: Float[Tensor, "groups rows in"]) -> Tensor:

@@ -12,10 +12,12 @@ from torch import Tensor
 from isaac_newton import equations
 from isaac_newton.kernels import dense
 
-__all__ = ["Conditioner", "can_fuse", "conditioners", "inverse", "product"]
+__all__ = ["Conditioner", "can_fuse", "can_multiply", "conditioners", "inverse", "multiply", "product"]
 
 #: Beyond, one Triton program takes longer than cuSOLVER.
 MOST_FUSED_ROWS = 128
+#: So many rows have their inverse formed by the kernel that multiplies with it.
+FEW_ROWS = 16
 #: Up to so many, rows are multiplied however few the outputs are.
 _FEW_FEATURES = 512
 
@@ -146,6 +148,20 @@ def product(
     if outputs <= features:
         return multiply(multiply(inverse, g).mT, a)
     return multiply(g.mT, multiply(inverse, a))
+
+
+def can_multiply(r: Float[Tensor, "groups rows in"]) -> bool:
+    """Whether `multiply` can take these rows: so few that an inverse of their own is cheaper than to wait for one."""
+    return can_fuse(r, r.shape[-2]) and r.shape[-2] <= FEW_ROWS and not r.requires_grad
+
+
+def multiply(
+    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], damping: float | Tensor
+) -> Float[Tensor, "groups out in"]:
+    """∇ (I + rᵀr/(kλ))⁻¹ by one kernel."""
+    from isaac_newton.kernels import fused
+
+    return fused.multiply(gradient, r, damping)
 
 
 def can_fuse(x: Tensor, size: int) -> bool:

@@ -17,7 +17,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["JOBS", "MOST_MULTIPLIED", "inverse", "inverses"]
+__all__ = ["JOBS", "MOST_MULTIPLIED", "inverse", "inverses", "multiply"]
 
 #: Up to this many features the program that inverts forms the Gram matrix too: one launch less is worth more than the
 #: parallelism.
@@ -29,6 +29,8 @@ JOBS = 8
 MOST_MULTIPLIED = 2048
 _PIVOTS = 16
 _CHUNK = 32
+#: Outputs of a program of `multiply`, and features that it takes at once.
+_OUTPUTS, _WIDE_CHUNK = 16, 128
 _WARPS = {16: 1, 32: 1, 64: 4, 128: 8}
 
 
@@ -48,8 +50,8 @@ def inverse(
     return plan(x, damping)
 
 
-def _kind(damping: float | Tensor) -> int:
-    return damping.dim() if isinstance(damping, Tensor) else -1
+def _kind(damping: float | Tensor) -> tuple[int, torch.dtype | None]:
+    return (damping.dim(), damping.dtype) if isinstance(damping, Tensor) else (-1, None)
 
 
 class _Plan:
@@ -133,6 +135,29 @@ class _Jobs:
         return results
 
 
+def multiply(
+    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], damping: float | Tensor
+) -> Float[Tensor, "groups out in"]:
+    """∇ (I + rᵀr/(kλ))⁻¹ for up to 16 rows, in one launch: inverse, both products and the difference (Woodbury).
+
+    Every program forms the inverse anew, which takes less time than a launch of its own.
+    """
+    groups, outputs, features = gradient.shape
+    rows, pointer = r.shape[1], isinstance(damping, Tensor)
+    result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+    strides = (*gradient.stride(), *r.stride())
+    aligned = (gradient.data_ptr() % 16, r.data_ptr() % 16)
+    key = (gradient.shape, strides, rows, gradient.device.index, aligned, _kind(damping))
+    launch = _PRODUCTS.get(key)
+    if launch is None:
+        if len(_PRODUCTS) >= _MOST_PLANS:
+            _PRODUCTS.clear()
+        constants = {"POINTER": pointer, "ROWS": _PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _WIDE_CHUNK}
+        launch = _PRODUCTS[key] = _Launch(_multiply, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants)
+    launch(gradient, r, result, damping, rows, outputs, features, *strides)
+    return result
+
+
 class _Launch:
     """A kernel on a grid; past Triton's argument handling once it is compiled."""
 
@@ -154,6 +179,7 @@ _MOST_PLANS = 1024
 _PLANS: dict[Any, _Plan] = {}
 _JOBS: dict[Any, _Jobs] = {}
 _TOGETHER: dict[Any, tuple[_Launch, _Launch]] = {}
+_PRODUCTS: dict[Any, _Launch] = {}
 
 
 @triton.jit
@@ -261,6 +287,77 @@ def _sweep(
     matrix = _swept(matrix / (rows * strength), work, size, BLOCK, PIVOTS)
     tl.debug_barrier()
     tl.store(work + square, matrix)
+
+
+@triton.jit
+def _few_inverse(x, size, features, row_stride, feature_stride, strength, SIZE: tl.constexpr, CHUNK: tl.constexpr):
+    """(I + x xᵀ/strength)⁻¹ of one block of pivots, in registers."""
+    matrix = _product(x, 0, features, size, features, row_stride, feature_stride, SIZE, CHUNK) / strength
+    i = tl.arange(0, SIZE)
+    diagonal = i[:, None] == i[None, :]
+    least = 1.0 + 1.1920929e-07 * tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
+    matrix += tl.where(diagonal, least, 0.0)
+    for step in range(size):
+        on_row = i[:, None] == step
+        on_column = i[None, :] == step
+        column = tl.sum(tl.where(on_column, matrix, 0.0), axis=1)
+        row = tl.sum(tl.where(on_row, matrix, 0.0), axis=0)
+        pivot = tl.maximum(tl.sum(tl.where(i == step, row, 0.0), axis=0), least)
+        scaled = column / pivot
+        swept = tl.where(on_row, (row / pivot)[None, :], matrix - scaled[:, None] * row[None, :])
+        matrix = tl.where(on_column, tl.where(on_row, -1.0 / pivot, scaled[:, None]), swept)
+    return -matrix
+
+
+@triton.jit
+def _multiply(
+    gradient,
+    r,
+    result,
+    damping,
+    rows,
+    outputs,
+    features,
+    gradient_group,
+    gradient_output,
+    gradient_feature,
+    r_group,
+    r_row,
+    r_feature,
+    POINTER: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    group = tl.program_id(1).to(tl.int64)
+    i = tl.arange(0, ROWS)
+    o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    gradient += group * gradient_group
+    r += group * r_group
+    result += group * outputs * features
+    if POINTER:
+        strength = rows * tl.load(damping).to(tl.float32)
+    else:
+        strength = rows * damping
+    inverse = _few_inverse(r, rows, features, r_row, r_feature, strength, ROWS, CHUNK)
+    # Rows beyond the last have an identity of their own there.
+    inverse = tl.where((i[:, None] < rows) & (i[None, :] < rows), inverse, 0.0)
+    gradient_places = o[:, None].to(tl.int64) * gradient_output
+    r_places = i[:, None].to(tl.int64) * r_row
+    seen = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
+    for start in range(0, features, CHUNK):
+        c = (start + tl.arange(0, CHUNK))[None, :]
+        own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
+        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
+        seen = tl.dot(own, tl.trans(tile), seen, input_precision="tf32x3")
+    seen = tl.dot(seen, inverse, input_precision="tf32x3") / strength
+    for start in range(0, features, CHUNK):
+        c = (start + tl.arange(0, CHUNK))[None, :]
+        inside = (o[:, None] < outputs) & (c < features)
+        own = tl.load(gradient + gradient_places + c * gradient_feature, inside, other=0.0)
+        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
+        difference = own - tl.dot(seen, tile, input_precision="tf32x3")
+        tl.store(result + o[:, None].to(tl.int64) * features + c, difference, inside)
 
 
 #: Of each job: the addresses of a matrix and of its result, rows and features, and whether the result is multiplied.
