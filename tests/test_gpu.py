@@ -202,6 +202,53 @@ def test_masks_that_change_equal_the_cpu_in_float64(how: str, damping: Any, opti
     assert_close(run(on_gpu=True), run(on_gpu=False), TOLERANCE[torch.float32])
 
 
+class Threefold(nn.Module):
+    """Three layers with one input, as queries, keys and values have it."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(features, features) for _ in range(3))
+        self.last = nn.Linear(features, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x) for layer in self.layers)
+        return self.last(torch.tanh(q) * k + v)
+
+
+@pytest.mark.parametrize("features", [20, 150], ids=["fused", "factorized"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", [{}, {"bias": "joint"}, {"sharing": "reduce"}], ids=["expand", "joint", "reduce"])
+@pytest.mark.usefixtures("slow_branches")
+def test_layers_with_one_input_wait_for_what_one_of_them_computes(options: dict[str, Any], masked: bool, features: int) -> None:
+    def run(on_gpu: bool) -> Tensor:
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(features, features), Threefold(features))
+        model = model.cuda() if on_gpu else model.double()
+        start = flat(model)
+        handle = isaac.attach(model, 0.3, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+
+        def step(x: Tensor, counts: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            handle.mask = counts if masked else None
+            loss = (model(x) * counts[..., None]).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run: Any = step
+        random = torch.Generator().manual_seed(1)
+        for number in range(8):
+            x = torch.randn(6, 40, features, generator=random) + 1
+            counts = torch.rand(6, 40, generator=random) < 0.7
+            batch = (x.cuda(), counts.cuda()) if on_gpu else (x.double(), counts)
+            run = isaac.capture(step, *batch) if number == 0 and on_gpu else run
+            run(*batch)
+        return flat(model) - start
+
+    assert_close(run(on_gpu=True), run(on_gpu=False), TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("how", ["eager", "captured"])
 def test_empirical_zeta_equals_the_cpu_in_float64(how: str) -> None:
     options = {"output_damping": 0.2, "output_curvature": "empirical"}

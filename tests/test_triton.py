@@ -26,6 +26,8 @@ for size, features, damping in [(1, 5, 0.1), (8, 30, 0.1), (17, 40, 0.01), (60, 
                 # The kernel raises the identity by 2⁻²³ of the trace; the rest is rounding.
                 allowed = 1.2e-7 * (x.square().sum((-2, -1)).max() / (size * damping)).item() + 4e-6
                 worst = max(worst, ((result - exact).norm() / exact.norm()).item() / allowed)
+                scaled = fused.inverse(x, strength, size, launches=launches, scaled=True)
+                torch.testing.assert_close(scaled, result / (size * damping), rtol=1e-6, atol=0)
 x = torch.rand(20, 50)
 x[10:] = x[:10]  # singular but for the damping: rounding alone would make a pivot negative
 result = fused.inverse(x, 1e-9, 20)
@@ -53,6 +55,14 @@ for groups, outputs, rows, features in [(1, 5, 3, 7), (1, 40, 8, 384), (2, 33, 1
             assert result.shape == exact.shape and result.is_contiguous()
             allowed = 1.2e-7 * moment.diagonal(dim1=-2, dim2=-1).sum(-1).max().item() + 2e-6
             worst = max(worst, ((result - exact).norm() / exact.norm()).item() / allowed)
+for samples, positions, features, dtype in [(1, 1, 1, "float32"), (3, 40, 70, "float32"), (8, 33, 130, "bfloat16")]:
+    x = (torch.randn(samples, positions, features) + 1).to(getattr(torch, dtype))
+    mask = torch.rand(samples, positions) < 0.6
+    mask[0] = False
+    x[0, 0, 0] = float("nan")  # where nothing counts, nothing is read
+    for x, mask in ((x, mask), (x.mT.contiguous().mT, mask.T.contiguous().T)):
+        exact = x.double().masked_fill(~mask[..., None], 0).sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
+        torch.testing.assert_close(fused.average(x, mask), exact.float(), rtol=1e-5, atol=1e-6)
 print(worst)
 """
 

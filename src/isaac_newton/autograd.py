@@ -20,6 +20,7 @@ from isaac_newton import kernels, rows
 from isaac_newton.ahead import Awaited, can_wait
 from isaac_newton.conditioners import (
     Arrange,
+    Early,
     Layout,
     as_matrix,
     as_rows,
@@ -61,12 +62,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
     settings = site.settings
     if not settings.takes_every_row or settings.look is not None:
         return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
-    given: Shared | Awaited | kernels.Conditioner
+    given: Shared | Awaited | Early
     if settings.overlap is not None:
         # Its inputs are all there is to wait for, so it starts before the layer's own product.
         settings.overlap.update([id(weight), id(bias)])
-        with streams.beside(site, input), full_precision(input):
-            shared = settings.inputs.shared(input)
+        shared = settings.inputs.shared(input, branch=site)
+        with streams.beside(shared.branch, input), full_precision(input):
             given = early_conditioner(input, weight.shape[0], site, shared, joint=is_joint(bias, site))
     elif can_wait(input) and not is_joint(bias, site):
         given = Awaited(input, weight.shape[0], site)
@@ -124,15 +125,16 @@ def condition(
     traced = is_traced()
     if traced:
         refuse_steps_in_torch_func(site)
-    shared = Shared() if traced else site.settings.inputs.shared(input)
+    captured = site.settings.overlap is not None and not traced
+    shared = Shared() if traced else site.settings.inputs.shared(input, branch=site if captured else None)
     place = site.place(weight, transposed=transposed, bias=joint) if site.settings.when == "step" else None
     layout = Layout(arrange, transposed, site.settings.mask, place)
     early = None
-    if site.settings.overlap is not None and not traced:
+    if site.settings.overlap is not None and captured:
         site.settings.overlap.update([id(weight), id(joint)])
         if site.settings.takes_few_rows:
             # They are all that the conditioner depends on, so it starts before the layer's own product.
-            with streams.beside(site, input), full_precision(input):
+            with streams.beside(shared.branch, input), full_precision(input):
                 early = columns_conditioner(input.detach(), layout, site, shared, joint=joint is not None)
     arguments = (weight, joint, input, layout, site, shared, early)
     new_weight, new_bias = (_apply_traced if traced else _apply)(_Condition, *arguments)
@@ -206,10 +208,10 @@ class _Condition(torch.autograd.Function):
         elif overlap is None:
             gradients = _condition_gradients(ctx, x, grad_weight, grad_bias)
         else:
-            with streams.beside(site, *(tensor for tensor in (x, grad_weight, grad_bias) if tensor is not None)):
+            with streams.beside(ctx.shared.branch, *(tensor for tensor in (x, grad_weight, grad_bias) if tensor is not None)):
                 weight, bias = _condition_gradients(ctx, x, grad_weight, grad_bias)
                 gradients = _laid_out(weight, ctx.parameters[0]), bias
-            _join(site, ctx.parameters, gradients, joint=ctx.joint)
+            _join(ctx.shared.branch, overlap, ctx.parameters, gradients, joint=ctx.joint)
         return *gradients, None, None, None, None, None
 
 
@@ -292,14 +294,14 @@ def _backward_of_linear(ctx: Any, g: Tensor) -> Any:
     if settings.collecting:
         ctx.gbar = [*(ctx.gbar or ()), g]
         if settings.overlap is not None:
-            with streams.beside(site, g):
+            with streams.beside(ctx.given.shared.branch, g):
                 ctx.output_conditioner = output_conditioner(g, ctx.gbar, site)
         return grad_input, None, None, None, None
     if settings.overlap is None:
         return grad_input, *_gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias), None, None
-    with streams.beside(site, g, a):
+    with streams.beside(ctx.given.shared.branch, g, a):
         gradients = _gradients(ctx, g, a, weight.dtype, needs_weight, needs_bias)
-    _join(site, ctx.parameters, gradients, joint=needs_bias and settings.bias == "joint")
+    _join(ctx.given.shared.branch, settings.overlap, ctx.parameters, gradients, joint=needs_bias and settings.bias == "joint")
     return grad_input, *gradients, None, None
 
 
@@ -357,14 +359,19 @@ def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
-def _join(site: Site, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], *, joint: bool) -> None:
+def _join(
+    branch: object,
+    uses: Mapping[int, int],
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    *,
+    joint: bool,
+) -> None:
     """Wait for a layer's branch: at the end of the backward pass where nothing needs its gradients before, else now."""
-    overlap = site.settings.overlap
-    assert overlap is not None
-    if not joint and all(_is_first_read_by_the_optimizer(parameter, overlap) for parameter in parameters):
-        streams.join_after_backward(site, zip(parameters, gradients, strict=False))
+    if not joint and all(_is_first_read_by_the_optimizer(parameter, uses) for parameter in parameters):
+        streams.join_after_backward(branch, zip(parameters, gradients, strict=False))
     else:
-        streams.join(site)
+        streams.join(branch)
 
 
 def _is_first_read_by_the_optimizer(parameter: Tensor, uses: Mapping[int, int]) -> bool:

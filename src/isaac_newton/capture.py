@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from isaac_newton.damping import number
+from isaac_newton.inputs import Inputs
 from isaac_newton.settings import LIVE, Settings
 
 __all__ = ["CapturedStep", "capture"]
@@ -163,12 +164,15 @@ class _DeviceDampings:
         settings = self._settings()
         assert settings is not None
         settings.device_damping, settings.overlap = self._input.value, Counter()
+        # What other steps computed is not in this graph, nor this one's for them.
+        settings.inputs = Inputs()
         if settings.conditions_outputs and settings.output_damping != "kfac":
             settings.device_output_damping = self._output.value
         try:
             yield
         finally:
             settings.device_damping = settings.device_output_damping = settings.overlap = None
+            settings.inputs = Inputs()
 
     def refresh(self) -> None:
         """Before a replay: write what changed, and count the backward pass."""

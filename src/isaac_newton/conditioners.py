@@ -21,6 +21,7 @@ from isaac_newton.site import Site
 
 __all__ = [
     "Arrange",
+    "Early",
     "Layout",
     "as_matrix",
     "as_rows",
@@ -60,7 +61,6 @@ def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], sit
     saw(site, count, count, features, g.shape[1])
     damping, result = site.settings.input_damping(r), g
     if 0 not in r.shape and not (isinstance(damping, float) and damping == math.inf):
-        scale = 1 / (count * damping)
         by_rows = count < features
         conditioner = _inverse(r if by_rows else r.mT, damping, count, site, in_difference=not by_rows)
         if conditioner is not None:
@@ -68,7 +68,7 @@ def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], sit
             if by_rows:
                 result = conditioner @ wide
             else:
-                result = torch.addmm(wide, r, (scale * conditioner) @ (r.mT @ wide), alpha=-1)
+                result = torch.addmm(wide, r, conditioner @ (r.mT @ wide), alpha=-1)
     if site.settings.inspecting:
         before, after = cast(g, r.dtype), cast(result, r.dtype)
         site.inspect(lambda: equations.spectrum(r), damping, before.mT @ r, after.mT @ r)
@@ -144,7 +144,7 @@ class Layout:
 
 
 class _Columns(NamedTuple):
-    """What multiplies a gradient from the right: rows r, λ, and the inverse on their smaller side.
+    """What multiplies a gradient from the right: rows r, λ, and the inverse on their smaller side, `in_difference` of rows.
 
     Without an inverse the gradient stays plain where λ is infinite; else the kernel that multiplies forms it.
     """
@@ -162,7 +162,8 @@ class _Columns(NamedTuple):
         if inverse is None and not (torch.is_grad_enabled() and gradient.requires_grad):
             return kernels.multiply(cast(gradient, self.r.dtype), self.r, self.damping)
         if inverse is None:
-            inverse = equations.inverse(self.r, 1 / (count * self.damping))
+            scale = 1 / (count * self.damping)
+            inverse = scale * equations.inverse(self.r, scale)
         difference: Callable[..., Tensor] = torch.baddbmm
         gradient, r = cast(gradient, inverse.dtype), cast(self.r, inverse.dtype)
         if len(r) == 1:
@@ -172,8 +173,7 @@ class _Columns(NamedTuple):
             result = gradient @ inverse
         else:
             # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
-            scale = 1 / (count * self.damping)
-            result = difference(gradient, (gradient @ r.mT) @ (scale * inverse), r, alpha=-1)
+            result = difference(gradient, (gradient @ r.mT) @ inverse, r, alpha=-1)
         return result if result.dim() == 3 else result[None]
 
 
@@ -293,6 +293,8 @@ def weight_gradient(
     if isinstance(given, Awaited) and not torch.is_grad_enabled():
         # A second pass through the same graph asks anew, so that what one pass used does not outlive it.
         given, ctx.given = given.conditioner(), Shared()
+    if isinstance(given, Early):
+        given = given.conditioner
     if not isinstance(given, kernels.Conditioner):
         shared = given if isinstance(given, Shared) else Shared()
         given = kernels.Conditioner(row_conditioner(a, site, shared, joint=joint, wide=True))
@@ -323,21 +325,29 @@ def row_conditioner(
     return shared.get(joint, lambda: _inverse(a if count < features else a.mT, damping, count, site))
 
 
-def early_conditioner(input: Tensor, outputs: int, site: Site, shared: Shared, *, joint: bool) -> kernels.Conditioner:
+class Early(NamedTuple):
+    """A conditioner that was computed in the forward pass, and what its layer shares with others: the branch, above all."""
+
+    conditioner: kernels.Conditioner
+    shared: Shared
+
+
+def early_conditioner(input: Tensor, outputs: int, site: Site, shared: Shared, *, joint: bool) -> Early:
     """`row_conditioner` in the forward pass."""
     a = as_rows(input.detach())
     inverse = row_conditioner(a, site, shared, joint=joint)
     if inverse is None or joint or input.requires_grad or outputs > _MOST_OUTPUTS or site.settings.conditions_outputs:
-        return kernels.Conditioner(inverse)
+        return Early(kernels.Conditioner(inverse), shared)
     # The backward pass ends at this layer: what can be multiplied now need not be waited for then.
     a = cast(a, inverse.dtype)
-    return kernels.Conditioner(None, torch.mm(inverse, a) if a.shape[0] < a.shape[1] else torch.mm(a, inverse))
+    rows = torch.mm(inverse, a) if a.shape[0] < a.shape[1] else torch.mm(a, inverse)
+    return Early(kernels.Conditioner(None, rows), shared)
 
 
 def output_conditioner(
     g: Float[Tensor, "rows out"], recorded: list[Float[Tensor, "rows out"]], site: Site
-) -> tuple[Tensor, Tensor, float | Tensor] | None:
-    """ḡ, its inverse (I + ḡ ḡᵀ/(bλ_g))⁻¹ or the one on the other side, and 1/(bλ_g); None if there is nothing to condition."""
+) -> tuple[Tensor, Tensor] | None:
+    """ḡ and its inverse, (I + ḡ ḡᵀ/(bλ_g))⁻¹/(bλ_g) or (I + ḡᵀḡ/(bλ_g))⁻¹; None if there is nothing to condition."""
     gbar, count = _output_factor(g, recorded, site), g.shape[0]
     samples, outputs = gbar.shape
     if 0 in (count, samples, outputs):
@@ -345,17 +355,17 @@ def output_conditioner(
     damping = site.settings.current_output_damping(gbar, count)
     by_rows = samples < outputs
     conditioner = _inverse(gbar if by_rows else gbar.mT, damping, count, site, in_difference=by_rows)
-    return None if conditioner is None else (gbar, conditioner, 1 / (count * damping))
+    return None if conditioner is None else (gbar, conditioner)
 
 
-def _apply_to_outputs(g: Tensor, factor: tuple[Tensor, Tensor, float | Tensor] | None) -> Tensor:
+def _apply_to_outputs(g: Tensor, factor: tuple[Tensor, Tensor] | None) -> Tensor:
     """G (I + ḡᵀḡ/(bλ_g))⁻¹."""
     if factor is None:
         return g
-    gbar, conditioner, scale = factor
+    gbar, conditioner = factor
     wide, gbar = cast(g, conditioner.dtype), cast(gbar, conditioner.dtype)
     if gbar.shape[0] < gbar.shape[1]:
-        wide = torch.addmm(wide, (wide @ gbar.mT) @ (scale * conditioner), gbar, alpha=-1)
+        wide = torch.addmm(wide, (wide @ gbar.mT) @ conditioner, gbar, alpha=-1)
     else:
         wide = wide @ conditioner
     return cast(wide, g.dtype)

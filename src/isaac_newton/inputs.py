@@ -13,20 +13,31 @@ _T = TypeVar("_T")
 
 
 class Shared:
-    """What the layers that received one tensor compute together; a value lasts until the end of the backward pass."""
+    """What the layers that received one tensor compute together.
 
-    __slots__ = ("__weakref__", "_task", "_values", "users")
+    A value lasts until the end of the backward pass. In a step that is captured it lasts as long as the layers' graph, and the
+    layers have one branch of the CUDA graph between them: what one of them computes the others read in its turn.
+    """
+
+    __slots__ = ("__weakref__", "_task", "_values", "branch", "users")
 
     def __init__(self) -> None:
         self.users = 0
+        #: Whose branch of a CUDA graph it is: the first of the layers; None unless a step is being captured.
+        self.branch: object = None
         self._task = -1
         self._values: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, compute: Callable[[], _T]) -> _T:
-        """`compute()`, or what it returned when another layer asked in this backward pass."""
+        """`compute()`, or what it returned when another layer asked."""
+        if self.branch is not None:
+            if key not in self._values:
+                self._values[key] = compute()
+            kept: _T = self._values[key]
+            return kept
         task = torch._C._current_graph_task_id() if self.users > 1 else -1
         if task == -1:
-            # One layer shares with nobody; outside of a backward pass, as in a capture, nothing says when a value is outdated.
+            # One layer shares with nobody; outside of a backward pass nothing says when a value is outdated.
             return compute()
         if task != self._task:
             # A pass that raised has not run its callback, so a new one starts from nothing.
@@ -45,8 +56,11 @@ class Inputs:
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Tensor], int, weakref.ref[Shared]]] = {}
 
-    def shared(self, x: Tensor) -> Shared:
-        """The `Shared` of this tensor as it is now; a new one if it was changed in place since a layer last received it."""
+    def shared(self, x: Tensor, branch: object = None) -> Shared:
+        """The `Shared` of this tensor as it is now; a new one if it was changed in place since a layer last received it.
+
+        In a step that is captured the layer that asks offers a `branch`.
+        """
         entry = self._entries.get(id(x))
         shared = None
         # An address is used again after its tensor is gone: the reference, not the number, says whether this is the same one.
@@ -54,6 +68,7 @@ class Inputs:
             shared = entry[2]()
         if shared is None:
             shared = Shared()
+            shared.branch = branch
             if len(self._entries) > 64:
                 self._entries = {key: entry for key, entry in self._entries.items() if entry[2]() is not None}
             self._entries[id(x)] = (weakref.ref(x), x._version, weakref.ref(shared))

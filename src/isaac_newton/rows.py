@@ -17,6 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from isaac_newton import kernels
+
 __all__ = ["Padding", "Patches", "Sharing", "draw", "gather", "has_channels_innermost", "sequence"]
 
 Sharing: TypeAlias = Literal["expand", "reduce"]
@@ -224,6 +226,8 @@ def _average(view: Tensor, positions: int, mask: Tensor | None) -> Tensor:
     dims = tuple(range(2, 2 + positions))
     if mask is None:
         return view.mean(dims, dtype=dtype)
-    weight = mask.reshape(1, *mask.shape, *[1] * (view.dim() - 2 - positions)).to(view.dtype)
     # A sample without a position that counts has the row 0, which conditions nothing.
-    return (view * weight).sum(dims, dtype=dtype) / weight.sum(dims, dtype=dtype).clamp_min(1)
+    if view.dim() == 4 and positions == 1 and len(view) == 1 and kernels.can_average(view):
+        return kernels.average(view[0], mask)[None]
+    counts = mask.reshape(1, *mask.shape, *[1] * (view.dim() - 2 - positions))
+    return view.masked_fill(~counts, 0).sum(dims, dtype=dtype) / counts.sum(dims).clamp_min(1)

@@ -3,16 +3,26 @@
 import functools
 import importlib.util
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from isaac_newton import equations
 from isaac_newton.kernels import dense
 
-__all__ = ["Conditioner", "can_fuse", "can_multiply", "conditioners", "inverse", "multiply", "product"]
+__all__ = [
+    "Conditioner",
+    "average",
+    "can_average",
+    "can_fuse",
+    "can_multiply",
+    "conditioners",
+    "inverse",
+    "multiply",
+    "product",
+]
 
 #: Beyond, one Triton program takes longer than cuSOLVER.
 MOST_FUSED_ROWS = 128
@@ -25,31 +35,43 @@ _FEW_FEATURES = 512
 def inverse(
     x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, *, in_graph: bool = False, in_difference: bool = False
 ) -> tuple[Float[Tensor, "*groups k k"] | None, int | Tensor]:
-    """(I + x xᵀ/(rows·λ))⁻¹ and the number of factorizations that failed; None where `x` is not finite and there is none.
+    """(I + s·x xᵀ)⁻¹, s = 1/(rows·λ), and the number of factorizations that failed; None where `x` is not finite.
 
     λ is one number, or a tensor with one for each group. In a CUDA graph the host does not count and the device does:
-    `in_graph` takes more launches where that is faster. Where a factorization fails for good, the identity stands, and
-    `in_difference`, where the inverse is used in what is subtracted from a gradient (Woodbury), zero: both leave it plain.
-    On a GPU the number is there, and nothing waits for it; the same stands there where `x` is not finite.
+    `in_graph` takes more launches where that is faster. `in_difference` asks for s times the inverse, as it is used in what is
+    subtracted from a gradient (Woodbury). Where a factorization fails for good, the identity stands, and in a difference zero:
+    both leave the gradient plain. On a GPU the number is there, and nothing waits for it; the same stands there where `x` is
+    not finite.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        # The values of traced and batched tensors are not there to be looked at.
-        return _repaired(equations.inverse(equations.precise(x), 1 / (rows * damping)), in_difference)[0], 0
+    if not _has_values(x):
+        scale: Any = 1 / (rows * damping)
+        result: Any = _repaired(equations.inverse(equations.precise(x), scale), in_difference)[0]
+        return scale * result if in_difference else result, 0
     if x.device.type == "cpu":
         if isinstance(damping, Tensor) and damping.dim() == 1:
             # With rows over √λ the damping of every group is 1.
-            return dense.inverse(x * damping.rsqrt()[:, None, None], 1 / rows, in_difference)
-        return dense.inverse(x, 1 / (rows * float(damping)), in_difference)
+            result, failures = dense.inverse(x * damping.rsqrt()[:, None, None], 1 / rows, in_difference)
+            scale = 1 / (rows * damping[:, None, None])
+        else:
+            scale = 1 / (rows * float(damping))
+            result, failures = dense.inverse(x, scale, in_difference)
+        return scale * result if in_difference and result is not None else result, failures
     # In a backward pass that will be differentiated itself, torch has to see the operations.
     if can_fuse(x, x.shape[-2]) and not (x.requires_grad and torch.is_grad_enabled()):
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
-        return fused.inverse(x, damping, rows, launches=2 if in_graph else 1), 0
+        return fused.inverse(x, damping, rows, launches=2 if in_graph else 1, scaled=in_difference), 0
     scale = 1 / (rows * damping)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]
     result, failed = _repaired(equations.inverse(equations.precise(x), scale), in_difference)
-    return result.to(x.dtype), (failed.any() & x.isfinite().all()).long()
+    result = (scale * result if in_difference else result).to(x.dtype)
+    return result, (failed.any() & x.isfinite().all()).long()
+
+
+def _has_values(x: Tensor) -> bool:
+    """Those of traced and batched tensors are not there to be looked at."""
+    return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
 def _repaired(inverse: Float[Tensor, "*groups k k"], in_difference: bool) -> tuple[Float[Tensor, "*groups k k"], Tensor]:
@@ -152,7 +174,7 @@ def product(
 
 def can_multiply(r: Float[Tensor, "groups rows in"]) -> bool:
     """Whether `multiply` can take these rows: so few that an inverse of their own is cheaper than to wait for one."""
-    return can_fuse(r, r.shape[-2]) and r.shape[-2] <= FEW_ROWS and not r.requires_grad
+    return can_fuse(r, r.shape[-2]) and r.shape[-2] <= FEW_ROWS and not r.requires_grad and _has_values(r)
 
 
 def multiply(
@@ -162,6 +184,21 @@ def multiply(
     from isaac_newton.kernels import fused
 
     return fused.multiply(gradient, r, damping)
+
+
+def can_average(x: Tensor) -> bool:
+    """Whether `average` can take it."""
+    differentiable = x.requires_grad and torch.is_grad_enabled()
+    return x.is_cuda and x.dtype is not torch.float64 and not differentiable and _has_values(x) and _has_triton()
+
+
+def average(
+    x: Float[Tensor, "samples positions features"], mask: Bool[Tensor, "samples positions"]
+) -> Float[Tensor, "samples features"]:
+    """The mean over the positions that count, in float32, by one kernel; 0 where none does."""
+    from isaac_newton.kernels import fused
+
+    return fused.average(x, mask)
 
 
 def can_fuse(x: Tensor, size: int) -> bool:

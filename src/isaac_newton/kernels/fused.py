@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = ["JOBS", "MOST_MULTIPLIED", "inverse", "inverses", "multiply"]
+__all__ = ["JOBS", "MOST_MULTIPLIED", "average", "inverse", "inverses", "multiply"]
 
 #: Up to this many features the program that inverts forms the Gram matrix too: one launch less is worth more than the
 #: parallelism.
@@ -35,18 +35,20 @@ _WARPS = {16: 1, 32: 1, 64: 4, 128: 8}
 
 
 def inverse(
-    x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, *, launches: int = 1
+    x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, *, launches: int = 1, scaled: bool = False
 ) -> Float[Tensor, "*groups k k"]:
-    """(I + x xᵀ/(rows·λ))⁻¹; λ may be a tensor on the device, one number or one for each group, read when the kernel runs.
+    """(I + s·x xᵀ)⁻¹, s = 1/(rows·λ), or s times that if `scaled`.
+
+    λ may be a tensor on the device, one number or one for each group, read when the kernel runs.
 
     `launches=2` forms the Gram matrix in parallel first: shorter on the device, longer on the host. Wide inputs get it anyway.
     """
-    key = (x.shape, x.stride(), x.device.index, x.data_ptr() % 16, _kind(damping), rows, launches)
+    key = (x.shape, x.stride(), x.device.index, x.data_ptr() % 16, _kind(damping), rows, launches, scaled)
     plan = _PLANS.get(key)
     if plan is None:
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
-        plan = _PLANS[key] = _Plan(x, rows, isinstance(damping, Tensor), launches)
+        plan = _PLANS[key] = _Plan(x, rows, isinstance(damping, Tensor), launches, scaled)
     return plan(x, damping)
 
 
@@ -57,7 +59,7 @@ def _kind(damping: float | Tensor) -> tuple[int, torch.dtype | None]:
 class _Plan:
     """How to launch for inputs of one shape: what Triton would work out anew at each call."""
 
-    def __init__(self, x: Tensor, rows: int, pointer: bool, launches: int) -> None:
+    def __init__(self, x: Tensor, rows: int, pointer: bool, launches: int, scaled: bool) -> None:
         self._groups = 1 if x.dim() == 2 else x.shape[0]
         size, features = x.shape[-2:]
         self._block = max(_PIVOTS, triton.next_power_of_2(size))
@@ -70,7 +72,8 @@ class _Plan:
         self._gram = (
             None if inline else _Launch(_gram, (self._parts, self._groups, 1), 4, {"BLOCK": self._block, "CHUNK": _CHUNK})
         )
-        constants = {"INLINE": inline, "POINTER": pointer, "BLOCK": self._block, "PIVOTS": _PIVOTS, "CHUNK": _CHUNK}
+        kinds = {"INLINE": inline, "POINTER": pointer, "SCALED": scaled}
+        constants = {**kinds, "BLOCK": self._block, "PIVOTS": _PIVOTS, "CHUNK": _CHUNK}
         self._sweep = _Launch(_sweep, (self._groups, 1, 1), _WARPS[self._block], constants)
         self._shape = (size, features, span, *strides)
         self._rows = rows
@@ -158,6 +161,25 @@ def multiply(
     return result
 
 
+def average(
+    x: Float[Tensor, "samples positions features"], mask: Bool[Tensor, "samples positions"]
+) -> Float[Tensor, "samples features"]:
+    """The mean over the positions that count, in one launch; 0 where none does."""
+    samples, positions, features = x.shape
+    result = torch.empty(samples, features, dtype=torch.float32, device=x.device)
+    mask = mask.view(torch.uint8)
+    strides = (*x.stride(), *mask.stride())
+    key = (x.shape, strides, x.dtype, x.device.index, x.data_ptr() % 16, mask.data_ptr() % 16)
+    launch = _AVERAGES.get(key)
+    if launch is None:
+        if len(_AVERAGES) >= _MOST_PLANS:
+            _AVERAGES.clear()
+        constants = {"POSITIONS": 32, "FEATURES": 64}
+        launch = _AVERAGES[key] = _Launch(_average, (triton.cdiv(features, 64), samples, 1), 4, constants)
+    launch(x, mask, result, positions, features, *strides)
+    return result
+
+
 class _Launch:
     """A kernel on a grid; past Triton's argument handling once it is compiled."""
 
@@ -180,6 +202,7 @@ _PLANS: dict[Any, _Plan] = {}
 _JOBS: dict[Any, _Jobs] = {}
 _TOGETHER: dict[Any, tuple[_Launch, _Launch]] = {}
 _PRODUCTS: dict[Any, _Launch] = {}
+_AVERAGES: dict[Any, _Launch] = {}
 
 
 @triton.jit
@@ -266,6 +289,7 @@ def _sweep(
     feature_stride,
     INLINE: tl.constexpr,
     POINTER: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -285,6 +309,8 @@ def _sweep(
     else:
         strength = damping
     matrix = _swept(matrix / (rows * strength), work, size, BLOCK, PIVOTS)
+    if SCALED:
+        matrix = matrix / (rows * strength)
     tl.debug_barrier()
     tl.store(work + square, matrix)
 
@@ -358,6 +384,36 @@ def _multiply(
         tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
         difference = own - tl.dot(seen, tile, input_precision="tf32x3")
         tl.store(result + o[:, None].to(tl.int64) * features + c, difference, inside)
+
+
+@triton.jit
+def _average(
+    x,
+    mask,
+    result,
+    positions,
+    features,
+    x_sample,
+    x_position,
+    x_feature,
+    mask_sample,
+    mask_position,
+    POSITIONS: tl.constexpr,
+    FEATURES: tl.constexpr,
+):
+    sample = tl.program_id(1).to(tl.int64)
+    f = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    x += sample * x_sample
+    mask += sample * mask_sample
+    total = tl.zeros((FEATURES,), dtype=tl.float32)
+    count = tl.zeros((POSITIONS,), dtype=tl.float32)
+    for start in range(0, positions, POSITIONS):
+        p = start + tl.arange(0, POSITIONS)
+        counts = tl.load(mask + p * mask_position, p < positions, other=0) != 0
+        place = p[:, None].to(tl.int64) * x_position + f[None, :].to(tl.int64) * x_feature
+        total += tl.sum(tl.load(x + place, counts[:, None] & (f[None, :] < features), other=0.0).to(tl.float32), axis=0)
+        count += counts.to(tl.float32)
+    tl.store(result + sample * features + f, total / tl.maximum(tl.sum(count, axis=0), 1.0), f < features)
 
 
 #: Of each job: the addresses of a matrix and of its result, rows and features, and whether the result is multiplied.
