@@ -202,6 +202,34 @@ def test_masks_that_change_equal_the_cpu_in_float64(how: str, damping: Any, opti
     assert_close(run(on_gpu=True), run(on_gpu=False), TOLERANCE[torch.float32])
 
 
+@pytest.mark.parametrize("how", ["eager", "captured"])
+def test_factorizations_of_many_layers_do_not_disturb_each_other(how: str) -> None:
+    """All of them have their inputs at once, and are too large for one program."""
+
+    def run(on_gpu: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.ModuleList(nn.Linear(features, 8) for features in (140, 160, 200, 300, 384, 384, 500, 500))
+        model = model.cuda() if on_gpu else model.double()
+        isaac.attach(model, 0.3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        xs = [torch.randn(256, layer.in_features) for layer in model]
+
+        def step(*xs: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = torch.stack([layer(x).square().mean() for layer, x in zip(model, xs, strict=True)]).sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        batch = [x.cuda() if on_gpu else x.double() for x in xs]
+        repeated = isaac.capture(step, *batch) if on_gpu and how == "captured" else step
+        for _ in range(12 if on_gpu else 1):
+            repeated(*batch)
+        return torch.cat([layer.weight.grad.double().cpu().reshape(-1) for layer in model])
+
+    assert_close(run(on_gpu=True), run(on_gpu=False), TOLERANCE[torch.float32])
+
+
 class Threefold(nn.Module):
     """Three layers with one input, as queries, keys and values have it."""
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 CHECK = """
 import torch
 from isaac_newton import equations
-from isaac_newton.kernels import fused
+from isaac_newton.kernels import few, fused, means
 
 torch.manual_seed(0)
 worst = 0.0
@@ -51,7 +51,7 @@ for groups, outputs, rows, features in [(1, 5, 3, 7), (1, 40, 8, 384), (2, 33, 1
         moment = r.double().mT @ r.double() / (rows * 0.3)
         exact = gradient.double() @ torch.linalg.inv(torch.eye(features) + moment)
         for strength in (0.3, torch.tensor(0.3)):
-            result = fused.multiply(gradient, r, strength)
+            result = few.multiply(gradient, r, strength)
             assert result.shape == exact.shape and result.is_contiguous()
             allowed = 1.2e-7 * moment.diagonal(dim1=-2, dim2=-1).sum(-1).max().item() + 2e-6
             worst = max(worst, ((result - exact).norm() / exact.norm()).item() / allowed)
@@ -62,7 +62,31 @@ for samples, positions, features, dtype in [(1, 1, 1, "float32"), (3, 40, 70, "f
     x[0, 0, 0] = float("nan")  # where nothing counts, nothing is read
     for x, mask in ((x, mask), (x.mT.contiguous().mT, mask.T.contiguous().T)):
         exact = x.double().masked_fill(~mask[..., None], 0).sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
-        torch.testing.assert_close(fused.average(x, mask), exact.float(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(means.average(x, mask), exact.float(), rtol=1e-5, atol=1e-6)
+sizes = [(5, 3, 7), (40, 8, 384), (33, 16, 130), (17, 1, 300)]
+for count in (1, 4):
+    work = [(torch.randn(1, o, n), torch.rand(1, k, n), torch.tensor(0.3 + k)) for o, k, n in sizes[:count]]
+    expected = [few.multiply(*job) for job in work]
+    few.multiply_each(work)
+    for (gradient, *_), wanted in zip(work, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-6)
+for groups, outputs, rows, features in [(1, 5, 3, 7), (1, 40, 100, 130), (2, 33, 20, 70), (1, 17, 128, 129)]:
+    r = torch.rand(groups, rows, features)
+    inverse = fused.inverse(r, 0.3, rows, scaled=True)
+    for gradient in (torch.randn(groups, outputs, features), torch.randn(groups, features, outputs).mT):
+        for torch.backends.cuda.matmul.allow_tf32 in (False, True):
+            result = few.subtract(gradient, r, inverse)
+            exact = gradient.double() - gradient.double() @ r.double().mT @ inverse.double() @ r.double()
+            assert result.shape == exact.shape and result.is_contiguous()
+            torch.testing.assert_close(result, exact.float(), rtol=1e-4, atol=1e-4)
+for samples, channels, pixels, count, dtype in [(2, 3, 20, 9, "float32"), (3, 70, 99, 9, "bfloat16"), (1, 4, 65, 25, "half")]:
+    taps = (torch.rand(pixels, count) < 0.7).to(getattr(torch, dtype))
+    x = torch.randn(samples, channels, pixels).to(taps.dtype)
+    for x in (x, x.mT.contiguous().mT):
+        exact = x.double() @ taps.double() / 7
+        torch.testing.assert_close(means.tap_means(x, taps, 7, innermost=False), exact.flatten(1).float(), rtol=1e-5, atol=1e-5)
+        inner = exact.mT.flatten(1).float()
+        torch.testing.assert_close(means.tap_means(x, taps, 7, innermost=True), inner, rtol=1e-5, atol=1e-5)
 print(worst)
 """
 
@@ -73,11 +97,15 @@ from torch import nn
 import isaac_newton as isaac
 from isaac_newton import kernels
 
-def gradients(create_graph):
+def gradients(create_graph, samples, masked):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Tanh(), nn.Flatten(2), nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 3))
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, groups=2), nn.Tanh(), nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.Flatten(2), nn.Linear(9, 7),
+        nn.Tanh(), nn.Linear(7, 3)
+    )
     handle = isaac.attach(model, 0.3, sharing="reduce", bias="joint")
-    x = torch.randn(5, 2, 5, 5, requires_grad=True)
+    handle.mask = torch.rand(samples, 4) < 0.6 if masked else None
+    x = torch.randn(samples, 2, 7, 7, requires_grad=True)
     loss = model(x).square().mean()
     if create_graph:
         weights = list(model.parameters())
@@ -86,17 +114,26 @@ def gradients(create_graph):
     loss.backward()
     return [p.grad.clone() for p in (*model.parameters(), x)]
 
-calls = []
-multiply = kernels.multiply
-for create_graph in (False, True):
-    kernels.can_multiply = lambda r: False
-    expected = gradients(create_graph)
-    kernels.can_multiply = lambda r: r.shape[-2] <= 16 and not r.requires_grad
-    kernels.multiply = lambda *arguments: (calls.append(1), multiply(*arguments))[1]
-    for actual, wanted in zip(gradients(create_graph), expected, strict=True):
+def recorded(name, function):
+    return lambda *arguments, **more: (calls.add(name), function(*arguments, **more))[1]
+
+names = ("multiply", "subtract", "tap_means", "average")
+functions, questions = {name: getattr(kernels, name) for name in names}, (kernels.can_fuse, kernels.can_average)
+cases = [(False, 5, False), (False, 5, True), (False, 20, False), (True, 5, False), (True, 20, True)]
+for create_graph, samples, masked in cases:
+    kernels.can_fuse, kernels.can_average = questions
+    expected = gradients(create_graph, samples, masked)
+    kernels.can_fuse = lambda x, size: size <= 128 and x.dtype is torch.float32
+    kernels.can_average = lambda x: not (x.requires_grad and torch.is_grad_enabled())
+    calls = set()
+    for name in names:
+        setattr(kernels, name, recorded(name, functions[name]))
+    for actual, wanted in zip(gradients(create_graph, samples, masked), expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-6)
-    assert calls or create_graph
-print(len(calls) / 1000)
+    # A pass that will be differentiated itself takes what torch can see; the pass through it need not.
+    wanted = {"average" if masked else "tap_means", "multiply" if samples == 5 else "subtract"}
+    assert create_graph or wanted <= calls, (samples, masked, calls)
+print(0)
 """
 
 

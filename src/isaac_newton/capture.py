@@ -165,7 +165,7 @@ class _DeviceDampings:
         assert settings is not None
         settings.device_damping, settings.overlap = self._input.value, Counter()
         # What other steps computed is not in this graph, nor this one's for them.
-        settings.inputs = Inputs()
+        settings.inputs, settings.late = Inputs(), []
         if settings.conditions_outputs and settings.output_damping != "kfac":
             settings.device_output_damping = self._output.value
         try:

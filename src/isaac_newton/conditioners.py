@@ -166,6 +166,8 @@ class _Columns(NamedTuple):
             inverse = scale * equations.inverse(self.r, scale)
         difference: Callable[..., Tensor] = torch.baddbmm
         gradient, r = cast(gradient, inverse.dtype), cast(self.r, inverse.dtype)
+        if count < r.shape[-1] and kernels.can_subtract(gradient, r, inverse):
+            return kernels.subtract(gradient, r, inverse)
         if len(r) == 1:
             # Of one matrix: torch takes up to three times as long for a batch of one.
             gradient, r, inverse, difference = gradient[0], r[0], inverse[0], torch.addmm

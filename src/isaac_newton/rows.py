@@ -77,6 +77,9 @@ class Patches:
         samples, channels, *space = x.shape
         sizes = tuple(self._size(dim, size, margins[dim]) for dim, size in enumerate(space))
         total = math.prod([size.places for size in sizes])
+        if self.groups == 1 and total and math.prod(self.kernel) <= _MOST_TAPS_AT_ONCE and kernels.can_average(x):
+            means = kernels.tap_means(x.flatten(2), _taps(sizes, x), total, innermost=self.innermost)
+            return means[None], total
         sums = _sums_at_once(x, sizes) if x.device.type == "cuda" else _sums_by_dimension(x, sizes)
         taps = math.prod(self.kernel)
         sums = sums.reshape(samples, self.groups, channels // self.groups, taps)
@@ -129,6 +132,8 @@ class _Size(NamedTuple):
 #: Matrices of taps on GPUs by their sizes, dtype and device: small, the same in every step, and dozens of launches to make.
 _TAPS: dict[tuple[object, ...], Tensor] = {}
 _MOST_TAPS = 64
+#: Of a kernel, for one launch.
+_MOST_TAPS_AT_ONCE = 64
 
 
 def _taps(sizes: tuple[_Size, ...], like: Tensor) -> Float[Tensor, "pixels kernel"]:

@@ -10,24 +10,33 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from isaac_newton import equations
-from isaac_newton.kernels import dense
+from isaac_newton.kernels import dense, streams
 
 __all__ = [
+    "JOBS",
     "Conditioner",
     "average",
     "can_average",
     "can_fuse",
     "can_multiply",
+    "can_subtract",
     "conditioners",
     "inverse",
     "multiply",
+    "multiply_each",
     "product",
+    "subtract",
+    "tap_means",
 ]
 
+#: What one launch takes of what it can take many of.
+JOBS = 8
 #: Beyond, one Triton program takes longer than cuSOLVER.
 MOST_FUSED_ROWS = 128
 #: So many rows have their inverse formed by the kernel that multiplies with it.
 FEW_ROWS = 16
+#: Numbers of a gradient.
+_MOST_SUBTRACTED = 2**22
 #: Up to so many, rows are multiplied however few the outputs are.
 _FEW_FEATURES = 512
 
@@ -61,6 +70,18 @@ def inverse(
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
         return fused.inverse(x, damping, rows, launches=2 if in_graph else 1, scaled=in_difference), 0
+    if not in_graph:
+        return _by_library(x, damping, rows, in_difference)
+    with streams.in_turn(x, *([damping] if isinstance(damping, Tensor) else [])):
+        result, failed = _by_library(x, damping, rows, in_difference)
+    streams.lend(result, failed)
+    return result, failed
+
+
+def _by_library(
+    x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, in_difference: bool
+) -> tuple[Float[Tensor, "*groups k k"], Tensor]:
+    """`inverse` where torch's factorization does it, which counts failures on the device."""
     scale = 1 / (rows * damping)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]
@@ -122,8 +143,8 @@ def _few_launches(work: Sequence[Job]) -> dict[int, tuple[Conditioner, int | Ten
             # Multiplied rows save a product in the backward pass, but take the memory of the rows instead of the outputs'.
             multiplied.append(max(count, features) <= fused.MOST_MULTIPLIED and features <= max(outputs, _FEW_FEATURES))
     found: dict[int, tuple[Conditioner, int | Tensor]] = {}
-    for start in range(0, len(xs), fused.JOBS):
-        part = slice(start, start + fused.JOBS)
+    for start in range(0, len(xs), JOBS):
+        part = slice(start, start + JOBS)
         results = fused.inverses(xs[part], shared, multiplied[part])
         for number, result, whole in zip(numbers[part], results, multiplied[part], strict=True):
             found[number] = Conditioner(None, result) if whole else Conditioner(result), 0
@@ -181,13 +202,46 @@ def multiply(
     gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], damping: float | Tensor
 ) -> Float[Tensor, "groups out in"]:
     """∇ (I + rᵀr/(kλ))⁻¹ by one kernel."""
-    from isaac_newton.kernels import fused
+    from isaac_newton.kernels import few
 
-    return fused.multiply(gradient, r, damping)
+    return few.multiply(gradient, r, damping)
+
+
+def multiply_each(work: Sequence[tuple[Float[Tensor, "1 out in"], Float[Tensor, "1 rows in"], Tensor]]) -> None:
+    """`multiply` in place, of up to `JOBS` contiguous gradients by one kernel."""
+    from isaac_newton.kernels import few
+
+    few.multiply_each(work)
+
+
+def can_subtract(gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], inverse: Tensor) -> bool:
+    """Whether `subtract` can take these, and not so large that the libraries' products are faster."""
+    rows, size = r.shape[-2], gradient.shape[-2] * gradient.shape[-1]
+    differentiable = gradient.requires_grad and torch.is_grad_enabled()
+    fits = can_fuse(r, rows) and inverse.dtype is torch.float32 and size <= _MOST_SUBTRACTED
+    return fits and not differentiable and not r.requires_grad and _has_values(gradient)
+
+
+def subtract(
+    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], inverse: Float[Tensor, "groups rows rows"]
+) -> Float[Tensor, "groups out in"]:
+    """∇ − ∇rᵀ P r by one kernel, P the inverse of rows, `in_difference`."""
+    from isaac_newton.kernels import few
+
+    return few.subtract(gradient, r, inverse)
+
+
+def tap_means(
+    x: Float[Tensor, "samples channels pixels"], taps: Float[Tensor, "pixels taps"], places: int, *, innermost: bool
+) -> Float[Tensor, "samples features"]:
+    """What each tap of a kernel sees on the average over its places, by one kernel; where `can_average`."""
+    from isaac_newton.kernels import means
+
+    return means.tap_means(x, taps, places, innermost=innermost)
 
 
 def can_average(x: Tensor) -> bool:
-    """Whether `average` can take it."""
+    """Whether `average` and `tap_means` can take it."""
     differentiable = x.requires_grad and torch.is_grad_enabled()
     return x.is_cuda and x.dtype is not torch.float64 and not differentiable and _has_values(x) and _has_triton()
 
@@ -196,9 +250,9 @@ def average(
     x: Float[Tensor, "samples positions features"], mask: Bool[Tensor, "samples positions"]
 ) -> Float[Tensor, "samples features"]:
     """The mean over the positions that count, in float32, by one kernel; 0 where none does."""
-    from isaac_newton.kernels import fused
+    from isaac_newton.kernels import means
 
-    return fused.average(x, mask)
+    return means.average(x, mask)
 
 
 def can_fuse(x: Tensor, size: int) -> bool:

@@ -14,23 +14,21 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["JOBS", "MOST_MULTIPLIED", "average", "inverse", "inverses", "multiply"]
+from isaac_newton.kernels import JOBS
+from isaac_newton.kernels.launch import PIVOTS, Launch, kind, outer, pick, remember
+
+__all__ = ["MOST_MULTIPLIED", "inverse", "inverses"]
 
 #: Up to this many features the program that inverts forms the Gram matrix too: one launch less is worth more than the
 #: parallelism.
 _INLINE_FEATURES = 512
-#: So many inverses of their own sizes fit into one launch.
-JOBS = 8
 #: Up to this length one program forms the Gram matrix there and multiplies by its inverse: longer on the device, where an eager
 #: step waits for the host.
 MOST_MULTIPLIED = 2048
-_PIVOTS = 16
 _CHUNK = 32
-#: Outputs of a program of `multiply`, and features that it takes at once.
-_OUTPUTS, _WIDE_CHUNK = 16, 128
 _WARPS = {16: 1, 32: 1, 64: 4, 128: 8}
 
 
@@ -43,17 +41,11 @@ def inverse(
 
     `launches=2` forms the Gram matrix in parallel first: shorter on the device, longer on the host. Wide inputs get it anyway.
     """
-    key = (x.shape, x.stride(), x.device.index, x.data_ptr() % 16, _kind(damping), rows, launches, scaled)
+    key = (x.shape, x.stride(), x.device.index, x.data_ptr() % 16, kind(damping), rows, launches, scaled)
     plan = _PLANS.get(key)
     if plan is None:
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        plan = _PLANS[key] = _Plan(x, rows, isinstance(damping, Tensor), launches, scaled)
+        plan = remember(_PLANS, key, _Plan(x, rows, isinstance(damping, Tensor), launches, scaled))
     return plan(x, damping)
-
-
-def _kind(damping: float | Tensor) -> tuple[int, torch.dtype | None]:
-    return (damping.dim(), damping.dtype) if isinstance(damping, Tensor) else (-1, None)
 
 
 class _Plan:
@@ -62,7 +54,7 @@ class _Plan:
     def __init__(self, x: Tensor, rows: int, pointer: bool, launches: int, scaled: bool) -> None:
         self._groups = 1 if x.dim() == 2 else x.shape[0]
         size, features = x.shape[-2:]
-        self._block = max(_PIVOTS, triton.next_power_of_2(size))
+        self._block = max(PIVOTS, triton.next_power_of_2(size))
         # Many groups keep the device busy without the help of more programs each.
         inline = features <= _INLINE_FEATURES and (launches == 1 or self._groups >= 32)
         # Enough programs that none multiplies more than a few chunks, few enough that adding up their parts stays cheap.
@@ -70,11 +62,11 @@ class _Plan:
         span = triton.cdiv(triton.cdiv(features, self._parts), _CHUNK) * _CHUNK
         strides = (0 if x.dim() == 2 else x.stride(0), x.stride(-2), x.stride(-1))
         self._gram = (
-            None if inline else _Launch(_gram, (self._parts, self._groups, 1), 4, {"BLOCK": self._block, "CHUNK": _CHUNK})
+            None if inline else Launch(_gram, (self._parts, self._groups, 1), 4, {"BLOCK": self._block, "CHUNK": _CHUNK})
         )
         kinds = {"INLINE": inline, "POINTER": pointer, "SCALED": scaled}
-        constants = {**kinds, "BLOCK": self._block, "PIVOTS": _PIVOTS, "CHUNK": _CHUNK}
-        self._sweep = _Launch(_sweep, (self._groups, 1, 1), _WARPS[self._block], constants)
+        constants = {**kinds, "BLOCK": self._block, "PIVOTS": PIVOTS, "CHUNK": _CHUNK}
+        self._sweep = Launch(_sweep, (self._groups, 1, 1), _WARPS[self._block], constants)
         self._shape = (size, features, span, *strides)
         self._rows = rows
         self._view = (*x.shape[:-1], size), (*(() if x.dim() == 2 else (self._parts * self._block**2,)), self._block, 1)
@@ -97,9 +89,7 @@ def inverses(xs: Sequence[Float[Tensor, "_ _"]], damping: float, multiplied: Seq
     key = (tuple([x.shape for x in xs]), tuple(multiplied), xs[0].device.index)
     plan = _JOBS.get(key)
     if plan is None:
-        if len(_JOBS) >= _MOST_PLANS:
-            _JOBS.clear()
-        plan = _JOBS[key] = _Jobs([(len(x), x.shape[1]) for x in xs], multiplied, xs[0].device.index)
+        plan = remember(_JOBS, key, _Jobs([(len(x), x.shape[1]) for x in xs], multiplied, xs[0].device.index))
     return plan(xs, damping)
 
 
@@ -108,7 +98,7 @@ class _Jobs:
 
     def __init__(self, shapes: Sequence[tuple[int, int]], multiplied: Sequence[bool], device: int | None) -> None:
         sizes = [sorted(shape) for shape in shapes]
-        block = max(_PIVOTS, triton.next_power_of_2(max(small for small, _ in sizes)))
+        block = max(PIVOTS, triton.next_power_of_2(max(small for small, _ in sizes)))
         longest = max(long for _, long in sizes)
         self._parts = 1 if longest <= MOST_MULTIPLIED else min(16, longest // (4 * _CHUNK))
         self._work = len(shapes) * self._parts * block**2
@@ -120,9 +110,9 @@ class _Jobs:
         self._numbers = [number for column in zip(*jobs, *jobs[:1] * self._unused, strict=True) for number in column]
         key = (len(shapes), self._parts, block, device)
         if key not in _TOGETHER:
-            constants = {"INLINE": self._parts == 1, "BLOCK": block, "PIVOTS": _PIVOTS, "CHUNK": _CHUNK}
-            grams = _Launch(_gram_of_each, (self._parts, len(shapes), 1), 4, {"BLOCK": block, "CHUNK": _CHUNK})
-            _TOGETHER[key] = grams, _Launch(_sweep_each, (len(shapes), 1, 1), _WARPS[block], constants)
+            constants = {"INLINE": self._parts == 1, "BLOCK": block, "PIVOTS": PIVOTS, "CHUNK": _CHUNK}
+            grams = Launch(_gram_of_each, (self._parts, len(shapes), 1), 4, {"BLOCK": block, "CHUNK": _CHUNK})
+            _TOGETHER[key] = grams, Launch(_sweep_each, (len(shapes), 1, 1), _WARPS[block], constants)
         self._grams, self._sweeps = _TOGETHER[key]
 
     def __call__(self, xs: Sequence[Tensor], damping: float) -> list[Tensor]:
@@ -138,84 +128,9 @@ class _Jobs:
         return results
 
 
-def multiply(
-    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], damping: float | Tensor
-) -> Float[Tensor, "groups out in"]:
-    """∇ (I + rᵀr/(kλ))⁻¹ for up to 16 rows, in one launch: inverse, both products and the difference (Woodbury).
-
-    Every program forms the inverse anew, which takes less time than a launch of its own.
-    """
-    groups, outputs, features = gradient.shape
-    rows, pointer = r.shape[1], isinstance(damping, Tensor)
-    result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-    strides = (*gradient.stride(), *r.stride())
-    aligned = (gradient.data_ptr() % 16, r.data_ptr() % 16)
-    key = (gradient.shape, strides, rows, gradient.device.index, aligned, _kind(damping))
-    launch = _PRODUCTS.get(key)
-    if launch is None:
-        if len(_PRODUCTS) >= _MOST_PLANS:
-            _PRODUCTS.clear()
-        constants = {"POINTER": pointer, "ROWS": _PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _WIDE_CHUNK}
-        launch = _PRODUCTS[key] = _Launch(_multiply, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants)
-    launch(gradient, r, result, damping, rows, outputs, features, *strides)
-    return result
-
-
-def average(
-    x: Float[Tensor, "samples positions features"], mask: Bool[Tensor, "samples positions"]
-) -> Float[Tensor, "samples features"]:
-    """The mean over the positions that count, in one launch; 0 where none does."""
-    samples, positions, features = x.shape
-    result = torch.empty(samples, features, dtype=torch.float32, device=x.device)
-    mask = mask.view(torch.uint8)
-    strides = (*x.stride(), *mask.stride())
-    key = (x.shape, strides, x.dtype, x.device.index, x.data_ptr() % 16, mask.data_ptr() % 16)
-    launch = _AVERAGES.get(key)
-    if launch is None:
-        if len(_AVERAGES) >= _MOST_PLANS:
-            _AVERAGES.clear()
-        constants = {"POSITIONS": 32, "FEATURES": 64}
-        launch = _AVERAGES[key] = _Launch(_average, (triton.cdiv(features, 64), samples, 1), 4, constants)
-    launch(x, mask, result, positions, features, *strides)
-    return result
-
-
-class _Launch:
-    """A kernel on a grid; past Triton's argument handling once it is compiled."""
-
-    def __init__(self, kernel: Any, grid: tuple[int, int, int], warps: int, constants: dict[str, Any]) -> None:
-        self._kernel, self._grid, self._warps, self._constants = kernel, grid, warps, constants
-        self._run: Any = None
-
-    def __call__(self, *arguments: Any) -> None:
-        if self._run is not None:
-            self._run(*arguments, *self._constants.values())
-            return
-        compiled = self._kernel[self._grid](*arguments, **self._constants, num_warps=self._warps)
-        if compiled is not None:  # it is, where Triton interprets
-            self._run = compiled[self._grid]
-
-
-#: Batches of ever new sizes must not fill the memory.
-_MOST_PLANS = 1024
 _PLANS: dict[Any, _Plan] = {}
 _JOBS: dict[Any, _Jobs] = {}
-_TOGETHER: dict[Any, tuple[_Launch, _Launch]] = {}
-_PRODUCTS: dict[Any, _Launch] = {}
-_AVERAGES: dict[Any, _Launch] = {}
-
-
-@triton.jit
-def _product(x, first, last, size, features, row_stride, feature_stride, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    matrix = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    for start in range(first, last, CHUNK):
-        c = start + tl.arange(0, CHUNK)
-        inside = (i[:, None] < size) & (c[None, :] < features)
-        place = i[:, None].to(tl.int64) * row_stride + c[None, :].to(tl.int64) * feature_stride
-        tile = tl.load(x + place, mask=inside, other=0.0)
-        matrix = tl.dot(tile, tl.trans(tile), matrix, input_precision="tf32x3")
-    return matrix
+_TOGETHER: dict[Any, tuple[Launch, Launch]] = {}
 
 
 @triton.jit
@@ -224,7 +139,7 @@ def _gram(x, work, size, features, span, group_stride, row_stride, feature_strid
     group = tl.program_id(1).to(tl.int64)
     first = part * span
     last = min(first + span, features)
-    matrix = _product(x + group * group_stride, first, last, size, features, row_stride, feature_stride, BLOCK, CHUNK)
+    matrix = outer(x + group * group_stride, first, last, size, features, row_stride, feature_stride, BLOCK, CHUNK)
     i = tl.arange(0, BLOCK)
     work += (group * tl.num_programs(0) + part) * BLOCK * BLOCK
     tl.store(work + i[:, None] * BLOCK + i[None, :], matrix)
@@ -299,7 +214,7 @@ def _sweep(
     i = tl.arange(0, BLOCK)
     square = i[:, None] * BLOCK + i[None, :]
     if INLINE:
-        matrix = _product(x + group * group_stride, 0, features, size, features, row_stride, feature_stride, BLOCK, CHUNK)
+        matrix = outer(x + group * group_stride, 0, features, size, features, row_stride, feature_stride, BLOCK, CHUNK)
     else:
         matrix = tl.load(work + square)
         for part in range(1, parts):
@@ -315,116 +230,8 @@ def _sweep(
     tl.store(work + square, matrix)
 
 
-@triton.jit
-def _few_inverse(x, size, features, row_stride, feature_stride, strength, SIZE: tl.constexpr, CHUNK: tl.constexpr):
-    """(I + x xᵀ/strength)⁻¹ of one block of pivots, in registers."""
-    matrix = _product(x, 0, features, size, features, row_stride, feature_stride, SIZE, CHUNK) / strength
-    i = tl.arange(0, SIZE)
-    diagonal = i[:, None] == i[None, :]
-    least = 1.0 + 1.1920929e-07 * tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
-    matrix += tl.where(diagonal, least, 0.0)
-    for step in range(size):
-        on_row = i[:, None] == step
-        on_column = i[None, :] == step
-        column = tl.sum(tl.where(on_column, matrix, 0.0), axis=1)
-        row = tl.sum(tl.where(on_row, matrix, 0.0), axis=0)
-        pivot = tl.maximum(tl.sum(tl.where(i == step, row, 0.0), axis=0), least)
-        scaled = column / pivot
-        swept = tl.where(on_row, (row / pivot)[None, :], matrix - scaled[:, None] * row[None, :])
-        matrix = tl.where(on_column, tl.where(on_row, -1.0 / pivot, scaled[:, None]), swept)
-    return -matrix
-
-
-@triton.jit
-def _multiply(
-    gradient,
-    r,
-    result,
-    damping,
-    rows,
-    outputs,
-    features,
-    gradient_group,
-    gradient_output,
-    gradient_feature,
-    r_group,
-    r_row,
-    r_feature,
-    POINTER: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    group = tl.program_id(1).to(tl.int64)
-    i = tl.arange(0, ROWS)
-    o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    gradient += group * gradient_group
-    r += group * r_group
-    result += group * outputs * features
-    if POINTER:
-        strength = rows * tl.load(damping).to(tl.float32)
-    else:
-        strength = rows * damping
-    inverse = _few_inverse(r, rows, features, r_row, r_feature, strength, ROWS, CHUNK)
-    # Rows beyond the last have an identity of their own there.
-    inverse = tl.where((i[:, None] < rows) & (i[None, :] < rows), inverse, 0.0)
-    gradient_places = o[:, None].to(tl.int64) * gradient_output
-    r_places = i[:, None].to(tl.int64) * r_row
-    seen = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
-    for start in range(0, features, CHUNK):
-        c = (start + tl.arange(0, CHUNK))[None, :]
-        own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
-        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        seen = tl.dot(own, tl.trans(tile), seen, input_precision="tf32x3")
-    seen = tl.dot(seen, inverse, input_precision="tf32x3") / strength
-    for start in range(0, features, CHUNK):
-        c = (start + tl.arange(0, CHUNK))[None, :]
-        inside = (o[:, None] < outputs) & (c < features)
-        own = tl.load(gradient + gradient_places + c * gradient_feature, inside, other=0.0)
-        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        difference = own - tl.dot(seen, tile, input_precision="tf32x3")
-        tl.store(result + o[:, None].to(tl.int64) * features + c, difference, inside)
-
-
-@triton.jit
-def _average(
-    x,
-    mask,
-    result,
-    positions,
-    features,
-    x_sample,
-    x_position,
-    x_feature,
-    mask_sample,
-    mask_position,
-    POSITIONS: tl.constexpr,
-    FEATURES: tl.constexpr,
-):
-    sample = tl.program_id(1).to(tl.int64)
-    f = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
-    x += sample * x_sample
-    mask += sample * mask_sample
-    total = tl.zeros((FEATURES,), dtype=tl.float32)
-    count = tl.zeros((POSITIONS,), dtype=tl.float32)
-    for start in range(0, positions, POSITIONS):
-        p = start + tl.arange(0, POSITIONS)
-        counts = tl.load(mask + p * mask_position, p < positions, other=0) != 0
-        place = p[:, None].to(tl.int64) * x_position + f[None, :].to(tl.int64) * x_feature
-        total += tl.sum(tl.load(x + place, counts[:, None] & (f[None, :] < features), other=0.0).to(tl.float32), axis=0)
-        count += counts.to(tl.float32)
-    tl.store(result + sample * features + f, total / tl.maximum(tl.sum(count, axis=0), 1.0), f < features)
-
-
 #: Of each job: the addresses of a matrix and of its result, rows and features, and whether the result is multiplied.
 _NUMBERS = ["parts", *(f"{letter}{number}" for letter in "xybnw" for number in range(JOBS))]
-
-
-@triton.jit
-def _pick(job, v0, v1, v2, v3, v4, v5, v6, v7):
-    low = tl.where(job < 2, tl.where(job < 1, v0, v1), tl.where(job < 3, v2, v3))
-    high = tl.where(job < 6, tl.where(job < 5, v4, v5), tl.where(job < 7, v6, v7))
-    return tl.where(job < 4, low, high)
 
 
 @triton.jit
@@ -433,7 +240,7 @@ def _part_of_gram(x, rows, features, part, parts, BLOCK: tl.constexpr, CHUNK: tl
     by_rows = rows < features
     length = tl.maximum(rows, features)
     span = tl.cdiv(tl.cdiv(length, parts), CHUNK) * CHUNK
-    return _product(
+    return outer(
         x.to(tl.pointer_type(tl.float32)),
         part * span,
         tl.minimum((part + 1) * span, length),
@@ -460,9 +267,9 @@ def _gram_of_each(
     # fmt: on
     part = tl.program_id(0)
     job = tl.program_id(1)
-    x = _pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
-    rows = _pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
-    features = _pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
+    x = pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
+    rows = pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
+    features = pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
     matrix = _part_of_gram(x, rows, features, part, parts, BLOCK, CHUNK)
     i = tl.arange(0, BLOCK)
     tl.store(work + (job * parts + part) * BLOCK * BLOCK + i[:, None] * BLOCK + i[None, :], matrix)
@@ -481,11 +288,11 @@ def _sweep_each(
 ):
     # fmt: on
     job = tl.program_id(0)
-    x = _pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
-    y = _pick(job, y0, y1, y2, y3, y4, y5, y6, y7).to(tl.pointer_type(tl.float32))
-    rows = _pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
-    features = _pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
-    whole = _pick(job, w0, w1, w2, w3, w4, w5, w6, w7)
+    x = pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
+    y = pick(job, y0, y1, y2, y3, y4, y5, y6, y7).to(tl.pointer_type(tl.float32))
+    rows = pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
+    features = pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
+    whole = pick(job, w0, w1, w2, w3, w4, w5, w6, w7)
     size = tl.minimum(rows, features)
     work += job * parts * BLOCK * BLOCK
     i = tl.arange(0, BLOCK)

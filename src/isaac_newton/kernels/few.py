@@ -1,0 +1,272 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""Gradients times a conditioner of rows, ∇ (I + rᵀr/(kλ))⁻¹, in one Triton launch: both products and the difference.
+
+Few rows have their inverse formed by the kernel that multiplies with it, for others it is given.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from isaac_newton.kernels import JOBS
+from isaac_newton.kernels.launch import PIVOTS, Launch, kind, outer, pick, remember
+
+__all__ = ["multiply", "multiply_each", "subtract"]
+
+#: Outputs of a program, and features that it takes at once.
+_OUTPUTS, _WIDE_CHUNK, _TALL_CHUNK = 16, 128, 64
+
+_PRODUCTS: dict[Any, Launch] = {}
+_EACH: dict[Any, Launch] = {}
+_DIFFERENCES: dict[Any, Launch] = {}
+#: Of each job: the addresses of gradient, rows and λ, and outputs, features and rows.
+_NUMBERS = [f"{letter}{number}" for letter in "xrdonk" for number in range(JOBS)]
+
+
+def multiply(
+    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], damping: float | Tensor
+) -> Float[Tensor, "groups out in"]:
+    """∇ (I + rᵀr/(kλ))⁻¹ for up to 16 rows, in one launch: inverse, both products and the difference (Woodbury).
+
+    Every program forms the inverse anew, which takes less time than a launch of its own.
+    """
+    groups, outputs, features = gradient.shape
+    rows, pointer = r.shape[1], isinstance(damping, Tensor)
+    result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+    strides = (*gradient.stride(), *r.stride())
+    aligned = (gradient.data_ptr() % 16, r.data_ptr() % 16)
+    key = (gradient.shape, strides, rows, gradient.device.index, aligned, kind(damping))
+    launch = _PRODUCTS.get(key)
+    if launch is None:
+        constants = {"POINTER": pointer, "ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _WIDE_CHUNK}
+        launch = remember(_PRODUCTS, key, Launch(_multiply, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants))
+    launch(gradient, r, result, damping, rows, outputs, features, *strides)
+    return result
+
+
+def multiply_each(work: Sequence[tuple[Float[Tensor, "1 out in"], Float[Tensor, "1 rows in"], Tensor]]) -> None:
+    """`multiply` for up to `JOBS` gradients, rows and dampings, in place and in one launch; all of them are contiguous."""
+    gradients, rows, dampings = zip(*work, strict=True)
+    most = triton.cdiv(max(gradient.shape[1] for gradient in gradients), _OUTPUTS)
+    key = (len(work), most, gradients[0].device.index)
+    launch = _EACH.get(key)
+    if launch is None:
+        constants = {"ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _WIDE_CHUNK}
+        launch = remember(_EACH, key, Launch(_multiply_each, (most, len(work), 1), 4, constants))
+    columns = [
+        [tensor.data_ptr() for tensor in gradients],
+        [tensor.data_ptr() for tensor in rows],
+        [tensor.data_ptr() for tensor in dampings],
+        [gradient.shape[1] for gradient in gradients],
+        [gradient.shape[2] for gradient in gradients],
+        [r.shape[1] for r in rows],
+    ]
+    # Places that are not used repeat the first job, so that the types of the numbers are always the same.
+    launch(*(number for column in columns for number in (*column, *column[:1] * (JOBS - len(work)))))
+
+
+def subtract(
+    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], inverse: Float[Tensor, "groups rows rows"]
+) -> Float[Tensor, "groups out in"]:
+    """∇ − ∇rᵀ P r for up to 128 rows, in one launch: what Woodbury leaves of a gradient, P the inverse, scaled."""
+    groups, outputs, features = gradient.shape
+    rows = r.shape[1]
+    result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+    strides = (*gradient.stride(), *r.stride(), *inverse.stride())
+    aligned = (gradient.data_ptr() % 16, r.data_ptr() % 16, inverse.data_ptr() % 16)
+    rounded = torch.backends.cuda.matmul.allow_tf32
+    key = (gradient.shape, strides, rows, gradient.device.index, aligned, rounded)
+    launch = _DIFFERENCES.get(key)
+    if launch is None:
+        block = max(PIVOTS, triton.next_power_of_2(rows))
+        # Torch rounds products of float32 where it is allowed to, and so does this.
+        constants = {"ROWS": block, "OUTPUTS": _OUTPUTS, "CHUNK": _TALL_CHUNK, "PRECISION": "tf32" if rounded else "tf32x3"}
+        launch = remember(_DIFFERENCES, key, Launch(_subtract, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants))
+    launch(gradient, r, inverse, result, rows, outputs, features, *strides)
+    return result
+
+
+@triton.jit
+def _few_inverse(x, size, features, row_stride, feature_stride, strength, SIZE: tl.constexpr, CHUNK: tl.constexpr):
+    """(I + x xᵀ/strength)⁻¹ of one block of pivots, in registers."""
+    matrix = outer(x, 0, features, size, features, row_stride, feature_stride, SIZE, CHUNK) / strength
+    i = tl.arange(0, SIZE)
+    diagonal = i[:, None] == i[None, :]
+    least = 1.0 + 1.1920929e-07 * tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
+    matrix += tl.where(diagonal, least, 0.0)
+    for step in range(size):
+        on_row = i[:, None] == step
+        on_column = i[None, :] == step
+        column = tl.sum(tl.where(on_column, matrix, 0.0), axis=1)
+        row = tl.sum(tl.where(on_row, matrix, 0.0), axis=0)
+        pivot = tl.maximum(tl.sum(tl.where(i == step, row, 0.0), axis=0), least)
+        scaled = column / pivot
+        swept = tl.where(on_row, (row / pivot)[None, :], matrix - scaled[:, None] * row[None, :])
+        matrix = tl.where(on_column, tl.where(on_row, -1.0 / pivot, scaled[:, None]), swept)
+    return -matrix
+
+
+@triton.jit
+def _multiply(
+    gradient,
+    r,
+    result,
+    damping,
+    rows,
+    outputs,
+    features,
+    gradient_group,
+    gradient_output,
+    gradient_feature,
+    r_group,
+    r_row,
+    r_feature,
+    POINTER: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    group = tl.program_id(1).to(tl.int64)
+    gradient += group * gradient_group
+    r += group * r_group
+    result += group * outputs * features
+    if POINTER:
+        strength = rows * tl.load(damping).to(tl.float32)
+    else:
+        strength = rows * damping
+    _few_product(
+        gradient,
+        r,
+        result,
+        strength,
+        rows,
+        outputs,
+        features,
+        gradient_output,
+        gradient_feature,
+        r_row,
+        r_feature,
+        ROWS,
+        OUTPUTS,
+        CHUNK,
+    )
+
+
+@triton.jit
+def _few_product(
+    gradient,
+    r,
+    result,
+    strength,
+    rows,
+    outputs,
+    features,
+    gradient_output,
+    gradient_feature,
+    r_row,
+    r_feature,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """∇ (I + rᵀr/strength)⁻¹ of the program's outputs; the result may be the gradient itself."""
+    i = tl.arange(0, ROWS)
+    o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    inverse = _few_inverse(r, rows, features, r_row, r_feature, strength, ROWS, CHUNK)
+    # Rows beyond the last have an identity of their own there.
+    inverse = tl.where((i[:, None] < rows) & (i[None, :] < rows), inverse, 0.0)
+    gradient_places = o[:, None].to(tl.int64) * gradient_output
+    r_places = i[:, None].to(tl.int64) * r_row
+    seen = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
+    for start in range(0, features, CHUNK):
+        c = (start + tl.arange(0, CHUNK))[None, :]
+        own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
+        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
+        seen = tl.dot(own, tl.trans(tile), seen, input_precision="tf32x3")
+    seen = tl.dot(seen, inverse, input_precision="tf32x3") / strength
+    for start in range(0, features, CHUNK):
+        c = (start + tl.arange(0, CHUNK))[None, :]
+        inside = (o[:, None] < outputs) & (c < features)
+        own = tl.load(gradient + gradient_places + c * gradient_feature, inside, other=0.0)
+        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
+        difference = own - tl.dot(seen, tile, input_precision="tf32x3")
+        tl.store(result + o[:, None].to(tl.int64) * features + c, difference, inside)
+
+
+@triton.jit
+def _subtract(
+    gradient,
+    r,
+    inverse,
+    result,
+    rows,
+    outputs,
+    features,
+    gradient_group,
+    gradient_output,
+    gradient_feature,
+    r_group,
+    r_row,
+    r_feature,
+    inverse_group,
+    inverse_row,
+    inverse_column,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    group = tl.program_id(1).to(tl.int64)
+    i = tl.arange(0, ROWS)
+    o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    gradient += group * gradient_group
+    r += group * r_group
+    inverse += group * inverse_group
+    result += group * outputs * features
+    gradient_places = o[:, None].to(tl.int64) * gradient_output
+    r_places = i[:, None].to(tl.int64) * r_row
+    seen = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
+    for start in range(0, features, CHUNK):
+        c = (start + tl.arange(0, CHUNK))[None, :]
+        own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
+        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
+        seen = tl.dot(own, tl.trans(tile), seen, input_precision=PRECISION)
+    square = i[:, None] * inverse_row + i[None, :] * inverse_column
+    matrix = tl.load(inverse + square, (i[:, None] < rows) & (i[None, :] < rows), other=0.0)
+    seen = tl.dot(seen, matrix, input_precision=PRECISION)
+    for start in range(0, features, CHUNK):
+        c = (start + tl.arange(0, CHUNK))[None, :]
+        inside = (o[:, None] < outputs) & (c < features)
+        own = tl.load(gradient + gradient_places + c * gradient_feature, inside, other=0.0)
+        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
+        difference = own - tl.dot(seen, tile, input_precision=PRECISION)
+        tl.store(result + o[:, None].to(tl.int64) * features + c, difference, inside)
+
+
+# fmt: off
+@triton.jit(do_not_specialize=_NUMBERS)
+def _multiply_each(
+    x0, x1, x2, x3, x4, x5, x6, x7,
+    r0, r1, r2, r3, r4, r5, r6, r7,
+    d0, d1, d2, d3, d4, d5, d6, d7,
+    o0, o1, o2, o3, o4, o5, o6, o7,
+    n0, n1, n2, n3, n4, n5, n6, n7,
+    k0, k1, k2, k3, k4, k5, k6, k7,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHUNK: tl.constexpr,
+):
+    # fmt: on
+    job = tl.program_id(1)
+    gradient = pick(job, x0, x1, x2, x3, x4, x5, x6, x7).to(tl.pointer_type(tl.float32))
+    r = pick(job, r0, r1, r2, r3, r4, r5, r6, r7).to(tl.pointer_type(tl.float32))
+    damping = pick(job, d0, d1, d2, d3, d4, d5, d6, d7).to(tl.pointer_type(tl.float32))
+    outputs = pick(job, o0, o1, o2, o3, o4, o5, o6, o7)
+    features = pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
+    rows = pick(job, k0, k1, k2, k3, k4, k5, k6, k7)
+    if tl.program_id(0) * OUTPUTS < outputs:
+        strength = rows * tl.load(damping)
+        _few_product(gradient, r, gradient, strength, rows, outputs, features, features, 1, features, 1, ROWS, OUTPUTS, CHUNK)
