@@ -209,3 +209,35 @@ def test_non_finite_inputs_give_what_torch_gives(poison: float, rows: int) -> No
 def test_inputs_whose_squares_overflow_float32_are_still_conditioned() -> None:
     g, a = torch.randn(4, 3), torch.randn(4, 9) * 1e25
     assert_close(in_training(g, a, 1.0)[0], equations.zeta_star(g.double(), a.double(), 1.0), 1e-4)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_inverse_and_difference_are_formed_without_rounding_and_the_setting_comes_back(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends: Any = torch.backends
+    seen = []
+    addmm = torch.addmm
+
+    def recording(*args: Any, **options: Any) -> Tensor:
+        seen.append(backends.mkldnn.matmul.fp32_precision)
+        if fails:
+            raise RuntimeError("no memory")
+        return addmm(*args, **options)
+
+    layer = nn.Conv2d(4, 3, 3)
+    isaac.attach(layer, 0.1, sharing="reduce")
+    loss = layer(torch.randn(5, 4, 6, 6)).square().mean()
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(torch, "addmm", recording)
+    try:
+        torch.set_float32_matmul_precision("medium")
+        if fails:
+            with pytest.raises(RuntimeError, match="no memory"):
+                loss.backward()
+        else:
+            loss.backward()
+        assert seen == ["ieee"] * (1 if fails else 2)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -109,6 +109,61 @@ def test_a_captured_step_equals_an_eager_one(optimizer: str, damping: Any) -> No
     assert_close(captured, eager, 1e-5 if optimizer == "SGD" else 1e-3)
 
 
+@pytest.mark.parametrize("by", ["hand", "scheduler"])
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_a_learning_rate_may_change_in_every_step(name: str, by: str) -> None:
+    """From the first one on, so that it has just changed when a step is captured; with two graphs that take turns."""
+
+    def run(captured: bool) -> Tensor:
+        model = network().cuda()
+        start = flat(model)
+        isaac.attach(model, 0.5)
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1 if name == "SGD" else 0.01)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, 1.0, total_iters=16) if by == "scheduler" else None
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        runs: dict[int, Any] = {}
+        for number, (x, y) in enumerate([batches(60)[0], batches(30)[0]] * 8):
+            if scheduler is None:
+                optimizer.param_groups[0]["lr"] = (0.1 if name == "SGD" else 0.01) * (number + 1) / 16
+            if captured and len(x) not in runs:
+                runs[len(x)] = isaac.capture(step, x.cuda(), y.cuda())
+            runs.get(len(x), step)(x.cuda(), y.cuda())
+            if scheduler is not None:
+                scheduler.step()
+        return flat(model) - start
+
+    assert_close(run(captured=True), run(captured=False), 1e-5 if name == "SGD" else 1e-3)
+
+
+def test_a_step_that_sets_its_learning_rate_is_not_captured() -> None:
+    model = network().cuda()
+    isaac.attach(model, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, 1.0, total_iters=16)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss
+
+    x, y = batches(30)[0]
+    run = isaac.capture(step, x.cuda(), y.cuda(), warmup=2)
+    run(x.cuda(), y.cuda())
+    run(x.cuda(), y.cuda())
+    with pytest.raises(RuntimeError, match="call the scheduler after the captured step"):
+        run(x.cuda(), y.cuda())
+
+
 @pytest.mark.parametrize("innermost", [False, True])
 @pytest.mark.parametrize("how", ["eager", "captured", "autocast"])
 def test_convolutions_that_share_an_average_equal_the_cpu_in_float64(how: str, innermost: bool) -> None:
@@ -200,6 +255,33 @@ def test_masks_that_change_equal_the_cpu_in_float64(how: str, damping: Any, opti
         return flat(model) - start
 
     assert_close(run(on_gpu=True), run(on_gpu=False), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("rows", [60, 150])
+@pytest.mark.parametrize("options", [{"sharing": "reduce"}, {"max_rows": 40}, {"max_rows": 140}], ids=str)
+def test_rounded_products_do_not_spoil_a_difference(options: dict[str, Any], rows: int) -> None:
+    """With a small damping a gradient is the small difference of large parts; torch is allowed to round these to TF32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(400, 300), nn.Tanh(), nn.Linear(300, 5))
+    x = torch.randn(rows, 3, 400) + 1
+
+    def gradients(on_gpu: bool) -> Tensor:
+        own = copy.deepcopy(model).cuda() if on_gpu else copy.deepcopy(model).double()
+        isaac.attach(own, damping=0.3, **options)
+        own(x.cuda() if on_gpu else x.double()).square().mean().backward()
+        return torch.cat([own[number].weight.grad.double().cpu().reshape(-1) for number in (0, 2)])
+
+    precision = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        exact = gradients(on_gpu=True)
+        torch.set_float32_matmul_precision("high")
+        rounded = gradients(on_gpu=True)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert_close(exact, gradients(on_gpu=False), TOLERANCE[torch.float32])
+    # The plain gradient is rounded too, and that is what torch was allowed to: 2⁻¹¹ of it, where a tenth of it is left.
+    assert_close(rounded, exact, 2e-2)
 
 
 @pytest.mark.parametrize("how", ["eager", "captured"])

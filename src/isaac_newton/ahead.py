@@ -65,7 +65,8 @@ class Awaited:
     def conditioner(self) -> kernels.Conditioner:
         """(I + a aᵀ/(bλ))⁻¹, or on the other side where that is smaller, or what it makes of the rows."""
         settings = self.site.settings
-        if self._pass != settings.graph_task:
+        task = settings.graph_task
+        if self._pass != task:
             together: list[Awaited] = [self]
             elsewhere: list[Awaited] = []
             for reference in settings.awaited:
@@ -74,30 +75,30 @@ class Awaited:
                 if one is not None and one is not self:
                     (together if one._place == self._place else elsewhere).append(one)
             settings.awaited[:] = [weakref.ref(one) for one in elsewhere]
-            for one in together:
-                one._pass, one.found = settings.graph_task, _PLAIN
-            _find(together)
+            # In this order: another thread may ask for any of them meanwhile.
+            for one, one.found in zip(together, _find(together), strict=True):
+                one._pass = task
         return self.found
 
 
-def _find(together: Sequence[Awaited]) -> None:
-    """Those of one attachment, on one device and stream."""
+def _find(together: Sequence[Awaited]) -> list[kernels.Conditioner]:
+    """The conditioners of one attachment, on one device and stream."""
     settings = together[0].site.settings
     strength, relative = number(settings.damping, settings.step)
+    found: dict[int, kernels.Conditioner] = {}
     if strength == math.inf:
-        return
-    leaders: dict[int, Awaited] = {}
+        return [_PLAIN] * len(together)
     asked, jobs = [], []
     for one in together:
-        if leaders.setdefault(id(one.input), one) is not one:
+        if id(one.input) in found:
             continue
+        found[id(one.input)] = _PLAIN
         rows = one.input if one.input.dim() == 2 else one.input.reshape(-1, one.input.shape[-1])
         if rows.numel():
             asked.append(one)
             jobs.append((rows, settings.input_damping(rows) if relative else strength, one.outputs))
-    for one, (one.found, failures) in zip(asked, kernels.conditioners(jobs), strict=True):
+    for one, (conditioner, failures) in zip(asked, kernels.conditioners(jobs), strict=True):
+        found[id(one.input)] = conditioner
         if isinstance(failures, Tensor) or failures:
             one.site.fell_back(failures)
-    if len(leaders) < len(together):
-        for one in together:
-            one.found = leaders[id(one.input)].found
+    return [found[id(one.input)] for one in together]

@@ -33,12 +33,10 @@ from isaac_newton.conditioners import (
     is_joint,
     multiply_gradient,
     output_conditioner,
-    saw,
     weight_gradient,
 )
 from isaac_newton.inputs import Shared
 from isaac_newton.kernels import streams
-from isaac_newton.late import Late, put_off
 from isaac_newton.site import Site
 from isaac_newton.traced import (
     is_traced,
@@ -144,11 +142,17 @@ def condition(
 
 
 def condition_output(
-    output: Tensor, weight: Tensor, site: Site, transform: Callable[..., Tensor], *given: Tensor | None
+    output: Tensor,
+    weight: Tensor,
+    site: Site,
+    transform: Callable[..., Tensor],
+    *given: Tensor | None,
+    ahead: Callable[..., Callable[[Tensor], Tensor]] | None = None,
 ) -> Tensor:
     """`output`, whose gradient goes through `transform` on its way back: for layers whose inputs have no gradient.
 
     It is called with the gradient, what is `given`, and the site; in compiled code it is an operator, with the site's number.
+    In a step that is captured `ahead` is called before, with what is given and the site, and returns the transform.
     """
     if not (torch.is_grad_enabled() and weight.requires_grad and output.requires_grad):
         leave_graphs_of_torch_func()
@@ -167,6 +171,19 @@ def condition_output(
         return result
     if is_traced():
         refuse_steps_in_torch_func(site)
+    elif ahead is not None and site.settings.overlap is not None and site.settings.when == "backward":
+        # What is given is all that it depends on, so that it need not be waited for.
+        with streams.beside(site, *(tensor for tensor in given if tensor is not None)):
+            late = ahead(*given, site)
+
+        def late_hook(g: Tensor) -> Tensor:
+            site.settings.enter_backward()
+            streams.join(site)
+            with full_precision(g):
+                return late(g)
+
+        output.register_hook(late_hook)
+        return output
     output.register_hook(hook)
     return output
 
@@ -209,41 +226,12 @@ class _Condition(torch.autograd.Function):
             gradients = grad_weight, grad_bias
         elif overlap is None:
             gradients = _condition_gradients(ctx, x, grad_weight, grad_bias)
-        elif _can_wait(ctx, grad_weight):
-            (parameter,) = ctx.parameters
-            gradient, columns = _laid_out(grad_weight, parameter), ctx.early
-            outputs, features = len(parameter), columns.r.shape[-1]
-            saw(site, columns.total, columns.r.shape[1], features, outputs, own_rows=False)
-            shape = torch.Size((1, outputs, features))
-            put_off(
-                Late(parameter, gradient.detach(), shape, columns.r, columns.damping, ctx.shared.branch), site.settings.late
-            )
-            gradients = gradient, grad_bias
         else:
             with streams.beside(ctx.shared.branch, *(tensor for tensor in (x, grad_weight, grad_bias) if tensor is not None)):
                 weight, bias = _condition_gradients(ctx, x, grad_weight, grad_bias)
                 gradients = _laid_out(weight, ctx.parameters[0]), bias
             _join(ctx.shared.branch, overlap, ctx.parameters, gradients, joint=ctx.joint)
         return *gradients, None, None, None, None, None
-
-
-def _can_wait(ctx: Any, gradient: Tensor) -> bool:
-    """Whether the product, which takes few rows, can be put off to the end of the backward pass and done in place."""
-    columns, layout, settings = ctx.early, ctx.layout, ctx.site.settings
-    if (
-        columns is None
-        or columns.inverse is not None
-        or ctx.joint
-        or settings.inspecting
-        or gradient.dtype is not torch.float32
-    ):
-        return False
-    (parameter,) = ctx.parameters
-    damping, groups = columns.damping, columns.r.shape[0]
-    on_device = isinstance(damping, Tensor) and damping.dim() == 0 and damping.dtype is torch.float32
-    in_rows = not layout.transposed and groups == 1 and layout.matrix(parameter.detach(), 1).data_ptr() == parameter.data_ptr()
-    contiguous = columns.r.is_contiguous() and parameter.dtype is torch.float32 and parameter.numel() > 0
-    return on_device and in_rows and contiguous and _is_first_read_by_the_optimizer(parameter, settings.overlap)
 
 
 class _Transform(torch.autograd.Function):

@@ -113,7 +113,10 @@ class CapturedStep:
         with contextlib.ExitStack() as stack:
             for dampings in self._dampings:
                 stack.enter_context(dampings.on_device())
+            # A rate that was set since the last step is written now: in the graph every replay would write it again.
+            self._rates.refresh()
             stack.enter_context(self._rates.watching())
+            before = self._rates.state()
             torch.cuda.synchronize()
             try:
                 with torch.cuda.graph(graph, stream=self._stream):
@@ -126,6 +129,11 @@ class CapturedStep:
                     "capturable, and no tensor may hold on to the graph of an earlier step (`del loss` before). What CUDA "
                     f"said: {error}"
                 ) from error
+        if self._rates.state() != before:
+            raise RuntimeError(
+                "train_step sets a learning rate itself, and a CUDA graph would set this one in every step to come: call the "
+                "scheduler after the captured step, not in it"
+            )
         for settings, count in zip(used, passes, strict=True):
             # The capture computed nothing; the replay that follows counts.
             settings.backward_passes = count
@@ -165,7 +173,7 @@ class _DeviceDampings:
         assert settings is not None
         settings.device_damping, settings.overlap = self._input.value, Counter()
         # What other steps computed is not in this graph, nor this one's for them.
-        settings.inputs, settings.late = Inputs(), []
+        settings.inputs = Inputs()
         if settings.conditions_outputs and settings.output_damping != "kfac":
             settings.device_output_damping = self._output.value
         try:
@@ -206,6 +214,10 @@ class _DeviceNumber:
             self._last = number
 
 
+#: The learning rates of optimizers on the device, by the number of their group: several graphs of one training read the same.
+_RATES: "weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, Tensor]]" = weakref.WeakKeyDictionary()
+
+
 class _LearningRates:
     """The learning rates of the optimizers that step, moved to the device, where a graph reads them."""
 
@@ -229,14 +241,18 @@ class _LearningRates:
                 rate.fill_(float(group["lr"]))
                 group["lr"] = rate
 
+    def state(self) -> list[tuple[bool, int]]:
+        """Of every rate, whether its group has it, and how often it was written."""
+        return [(group["lr"] is rate, rate._version) for group, rate in self._groups]
+
     def _prepare(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer not in self._known:
             self._known.add(optimizer)
-            for group in optimizer.param_groups:
-                self._move(optimizer, group)
+            for number, group in enumerate(optimizer.param_groups):
+                self._move(optimizer, group, number)
         self.refresh()
 
-    def _move(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    def _move(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], number: int) -> None:
         device = group["params"][0].device
         if device.type != "cuda" or "lr" not in group:
             return
@@ -251,7 +267,7 @@ class _LearningRates:
             group["fused"], group["foreach"] = True, False
         else:
             return
-        rate = group["lr"] if isinstance(group["lr"], Tensor) else torch.tensor(float(group["lr"]), device=device)
-        rate = rate.to(device)
-        group["lr"] = rate
-        self._groups.append((group, rate))
+        given, known = group["lr"], _RATES.setdefault(optimizer, {})
+        if number not in known or known[number].device != device:
+            known[number] = given.to(device) if isinstance(given, Tensor) else torch.tensor(float(given), device=device)
+        self._groups.append((group, known[number]))

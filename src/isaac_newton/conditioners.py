@@ -68,7 +68,7 @@ def multiply_rows(g: Float[Tensor, "rows out"], r: Float[Tensor, "rows in"], sit
             if by_rows:
                 result = conditioner @ wide
             else:
-                result = torch.addmm(wide, r, conditioner @ (r.mT @ wide), alpha=-1)
+                result = kernels.subtract(wide.mT, r.mT, conditioner).mT
     if site.settings.inspecting:
         before, after = cast(g, r.dtype), cast(result, r.dtype)
         site.inspect(lambda: equations.spectrum(r), damping, before.mT @ r, after.mT @ r)
@@ -108,7 +108,7 @@ class Layout:
         None for all: a mask drops the others. Without `drop` they may stay, as zeros, and nobody has to look at the mask.
         """
         if settings.sharing == "reduce" and self.mask is None and isinstance(self.arrange, rows.Patches):
-            means, count = self.arrange.average(input)
+            means, count = _average_patch(input, self.arrange)
             gathered = rows.gather(means, 0, max_rows=settings.max_rows, seed=settings.seed)
             return gathered, count * means.shape[1], None
         # Averages of half-precision numbers are formed in float32, without a copy of all of them.
@@ -119,6 +119,9 @@ class Layout:
             counted = mask.reshape(-1)
             blank = rows.gather(view, positions, sharing=settings.sharing).masked_fill(~counted[:, None], 0)
             return blank, math.prod(places), counted
+        of_sequences = view.dim() == 4 and positions == 1 and len(view) == 1
+        if settings.sharing == "reduce" and mask is not None and of_sequences and kernels.can_average(view):
+            view, positions, mask = kernels.average(view[0], mask)[None], 0, None
         gathered = rows.gather(
             view, positions, sharing=settings.sharing, max_rows=settings.max_rows, mask=mask, seed=settings.seed
         )
@@ -143,6 +146,14 @@ class Layout:
         return isinstance(self.arrange, rows.Patches) and self.arrange.innermost
 
 
+def _average_patch(input: Tensor, patches: rows.Patches) -> tuple[Float[Tensor, "groups samples features"], int]:
+    """`patches.average`, by one kernel where that can be."""
+    if patches.groups > 1 or math.prod(patches.kernel) > kernels.MOST_TAPS or not kernels.can_average(input):
+        return patches.average(input)
+    x, taps, places = patches.touched(input)
+    return kernels.tap_means(x, taps, max(places, 1), innermost=patches.innermost)[None], places
+
+
 class _Columns(NamedTuple):
     """What multiplies a gradient from the right: rows r, λ, and the inverse on their smaller side, `in_difference` of rows.
 
@@ -164,19 +175,12 @@ class _Columns(NamedTuple):
         if inverse is None:
             scale = 1 / (count * self.damping)
             inverse = scale * equations.inverse(self.r, scale)
-        difference: Callable[..., Tensor] = torch.baddbmm
         gradient, r = cast(gradient, inverse.dtype), cast(self.r, inverse.dtype)
-        if count < r.shape[-1] and kernels.can_subtract(gradient, r, inverse):
-            return kernels.subtract(gradient, r, inverse)
-        if len(r) == 1:
-            # Of one matrix: torch takes up to three times as long for a batch of one.
-            gradient, r, inverse, difference = gradient[0], r[0], inverse[0], torch.addmm
-        if r.shape[-2] >= r.shape[-1]:
-            result = gradient @ inverse
-        else:
+        if count < r.shape[-1]:
             # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
-            result = difference(gradient, (gradient @ r.mT) @ inverse, r, alpha=-1)
-        return result if result.dim() == 3 else result[None]
+            return kernels.subtract(gradient, r, inverse)
+        # Of one matrix: torch takes up to three times as long for a batch of one.
+        return (gradient[0] @ inverse[0])[None] if len(r) == 1 else gradient @ inverse
 
 
 def columns_conditioner(x: Tensor, layout: Layout, site: Site, shared: Shared, *, joint: bool) -> _Columns:
@@ -367,7 +371,7 @@ def _apply_to_outputs(g: Tensor, factor: tuple[Tensor, Tensor] | None) -> Tensor
     gbar, conditioner = factor
     wide, gbar = cast(g, conditioner.dtype), cast(gbar, conditioner.dtype)
     if gbar.shape[0] < gbar.shape[1]:
-        wide = torch.addmm(wide, (wide @ gbar.mT) @ conditioner, gbar, alpha=-1)
+        wide = kernels.subtract(wide, gbar, conditioner)
     else:
         wide = wide @ conditioner
     return cast(wide, g.dtype)

@@ -17,8 +17,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from isaac_newton import kernels
-
 __all__ = ["Padding", "Patches", "Sharing", "draw", "gather", "has_channels_innermost", "sequence"]
 
 Sharing: TypeAlias = Literal["expand", "reduce"]
@@ -71,20 +69,28 @@ class Patches:
         The mean of what one tap of the kernel sees is a sum over the pixels that it touches: a product with a matrix of zeros
         and ones, which factors over the dimensions.
         """
-        x, margins = self._batched(x), self._margins()
-        if self.padding_mode != "zeros":
-            x, margins = self._padded(x, margins), [(0, 0)] * len(margins)
-        samples, channels, *space = x.shape
-        sizes = tuple(self._size(dim, size, margins[dim]) for dim, size in enumerate(space))
-        total = math.prod([size.places for size in sizes])
-        if self.groups == 1 and total and math.prod(self.kernel) <= _MOST_TAPS_AT_ONCE and kernels.can_average(x):
-            means = kernels.tap_means(x.flatten(2), _taps(sizes, x), total, innermost=self.innermost)
-            return means[None], total
+        x, sizes, total = self._sizes(x)
+        samples, channels = x.shape[:2]
         sums = _sums_at_once(x, sizes) if x.device.type == "cuda" else _sums_by_dimension(x, sizes)
         taps = math.prod(self.kernel)
         sums = sums.reshape(samples, self.groups, channels // self.groups, taps)
         sums = (sums.mT if self.innermost else sums).reshape(samples, self.groups, channels // self.groups * taps)
         return (sums / max(total, 1)).transpose(0, 1), total
+
+    def touched(
+        self, x: Float[Tensor, "..."]
+    ) -> tuple[Float[Tensor, "samples channels pixels"], Float[Tensor, "pixels taps"], int]:
+        """What `average` is a product of: pixels, 1 where a tap of the kernel touches a pixel at some place, and the places."""
+        x, sizes, total = self._sizes(x)
+        return x.flatten(2), _taps(sizes, x), total
+
+    def _sizes(self, x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "samples channels ..."], tuple["_Size", ...], int]:
+        """The input with samples and, unless they are zeros, its margins; its dimensions; and how many places there are."""
+        x, margins = self._batched(x), self._margins()
+        if self.padding_mode != "zeros":
+            x, margins = self._padded(x, margins), [(0, 0)] * len(margins)
+        sizes = tuple(self._size(dim, size, margins[dim]) for dim, size in enumerate(x.shape[2:]))
+        return x, sizes, math.prod([size.places for size in sizes])
 
     def _size(self, dim: int, size: int, margin: tuple[int, int]) -> "_Size":
         kernel, stride, dilation = self.kernel[dim], self.stride[dim], self.dilation[dim]
@@ -132,8 +138,6 @@ class _Size(NamedTuple):
 #: Matrices of taps on GPUs by their sizes, dtype and device: small, the same in every step, and dozens of launches to make.
 _TAPS: dict[tuple[object, ...], Tensor] = {}
 _MOST_TAPS = 64
-#: Of a kernel, for one launch.
-_MOST_TAPS_AT_ONCE = 64
 
 
 def _taps(sizes: tuple[_Size, ...], like: Tensor) -> Float[Tensor, "pixels kernel"]:
@@ -231,8 +235,6 @@ def _average(view: Tensor, positions: int, mask: Tensor | None) -> Tensor:
     dims = tuple(range(2, 2 + positions))
     if mask is None:
         return view.mean(dims, dtype=dtype)
-    # A sample without a position that counts has the row 0, which conditions nothing.
-    if view.dim() == 4 and positions == 1 and len(view) == 1 and kernels.can_average(view):
-        return kernels.average(view[0], mask)[None]
     counts = mask.reshape(1, *mask.shape, *[1] * (view.dim() - 2 - positions))
+    # A sample without a position that counts has the row 0, which conditions nothing.
     return view.masked_fill(~counts, 0).sum(dims, dtype=dtype) / counts.sum(dims).clamp_min(1)

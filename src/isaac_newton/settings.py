@@ -63,7 +63,6 @@ class Settings:
     warned: bool = False
     empirical_scale: float | Tensor | None = None
     overlap: Counter[int] | None = None
-    late: list[Any] = field(default_factory=list, repr=False)
     device_damping: Tensor | None = None
     device_output_damping: Tensor | None = None
     inputs: Inputs = field(default_factory=Inputs, repr=False)
@@ -105,7 +104,7 @@ class Settings:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what awaits their backward passes.
-        return {**self.__dict__, "awaited": [], "late": []}
+        return {**self.__dict__, "awaited": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Copies and unpickled settings exist too; no handle steps for them.

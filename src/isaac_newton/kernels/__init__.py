@@ -1,8 +1,9 @@
 """How the equations are made fast: the same results as `equations`, at the lowest cost a device allows."""
 
+import contextlib
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -10,31 +11,29 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from isaac_newton import equations
-from isaac_newton.kernels import dense, streams
+from isaac_newton.kernels import dense
 
 __all__ = [
-    "JOBS",
+    "MOST_TAPS",
     "Conditioner",
     "average",
     "can_average",
     "can_fuse",
     "can_multiply",
-    "can_subtract",
     "conditioners",
     "inverse",
     "multiply",
-    "multiply_each",
     "product",
     "subtract",
     "tap_means",
 ]
 
-#: What one launch takes of what it can take many of.
-JOBS = 8
 #: Beyond, one Triton program takes longer than cuSOLVER.
 MOST_FUSED_ROWS = 128
 #: So many rows have their inverse formed by the kernel that multiplies with it.
 FEW_ROWS = 16
+#: Of a convolution's kernel, for `tap_means`.
+MOST_TAPS = 64
 #: Numbers of a gradient.
 _MOST_SUBTRACTED = 2**22
 #: Up to so many, rows are multiplied however few the outputs are.
@@ -70,18 +69,6 @@ def inverse(
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
         return fused.inverse(x, damping, rows, launches=2 if in_graph else 1, scaled=in_difference), 0
-    if not in_graph:
-        return _by_library(x, damping, rows, in_difference)
-    with streams.in_turn(x, *([damping] if isinstance(damping, Tensor) else [])):
-        result, failed = _by_library(x, damping, rows, in_difference)
-    streams.lend(result, failed)
-    return result, failed
-
-
-def _by_library(
-    x: Float[Tensor, "*groups k l"], damping: float | Tensor, rows: int, in_difference: bool
-) -> tuple[Float[Tensor, "*groups k k"], Tensor]:
-    """`inverse` where torch's factorization does it, which counts failures on the device."""
     scale = 1 / (rows * damping)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]
@@ -143,8 +130,8 @@ def _few_launches(work: Sequence[Job]) -> dict[int, tuple[Conditioner, int | Ten
             # Multiplied rows save a product in the backward pass, but take the memory of the rows instead of the outputs'.
             multiplied.append(max(count, features) <= fused.MOST_MULTIPLIED and features <= max(outputs, _FEW_FEATURES))
     found: dict[int, tuple[Conditioner, int | Tensor]] = {}
-    for start in range(0, len(xs), JOBS):
-        part = slice(start, start + JOBS)
+    for start in range(0, len(xs), fused.JOBS):
+        part = slice(start, start + fused.JOBS)
         results = fused.inverses(xs[part], shared, multiplied[part])
         for number, result, whole in zip(numbers[part], results, multiplied[part], strict=True):
             found[number] = Conditioner(None, result) if whole else Conditioner(result), 0
@@ -207,28 +194,34 @@ def multiply(
     return few.multiply(gradient, r, damping)
 
 
-def multiply_each(work: Sequence[tuple[Float[Tensor, "1 out in"], Float[Tensor, "1 rows in"], Tensor]]) -> None:
-    """`multiply` in place, of up to `JOBS` contiguous gradients by one kernel."""
-    from isaac_newton.kernels import few
-
-    few.multiply_each(work)
-
-
-def can_subtract(gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], inverse: Tensor) -> bool:
-    """Whether `subtract` can take these, and not so large that the libraries' products are faster."""
-    rows, size = r.shape[-2], gradient.shape[-2] * gradient.shape[-1]
-    differentiable = gradient.requires_grad and torch.is_grad_enabled()
-    fits = can_fuse(r, rows) and inverse.dtype is torch.float32 and size <= _MOST_SUBTRACTED
-    return fits and not differentiable and not r.requires_grad and _has_values(gradient)
-
-
 def subtract(
-    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], inverse: Float[Tensor, "groups rows rows"]
-) -> Float[Tensor, "groups out in"]:
-    """∇ − ∇rᵀ P r by one kernel, P the inverse of rows, `in_difference`."""
-    from isaac_newton.kernels import few
+    gradient: Float[Tensor, "*groups out in"], r: Float[Tensor, "*groups rows in"], inverse: Float[Tensor, "*groups rows rows"]
+) -> Float[Tensor, "*groups out in"]:
+    """∇ − ∇rᵀ P r, what Woodbury leaves of a gradient; P is the inverse of rows, `in_difference`.
 
-    return few.subtract(gradient, r, inverse)
+    The difference can be much smaller than its parts, so that these are not rounded, whatever torch may do to products (TF32).
+    """
+    if _can_subtract(gradient, r, inverse):
+        from isaac_newton.kernels import few
+
+        return few.subtract(gradient, r, inverse)
+    alone = r.dim() == 3 and len(r) == 1
+    if alone:
+        # Of one matrix: torch takes up to three times as long for a batch of one.
+        gradient, r, inverse = gradient[0], r[0], inverse[0]
+    difference: Callable[..., Tensor] = torch.addmm if r.dim() == 2 else torch.baddbmm
+    with dense.unrounded(r) if _has_values(r) else contextlib.nullcontext():
+        result = difference(gradient, (gradient @ r.mT) @ inverse, r, alpha=-1)
+    return result[None] if alone else result
+
+
+def _can_subtract(gradient: Tensor, r: Tensor, inverse: Tensor) -> bool:
+    """Whether one kernel can take these, and not so large that the libraries' products are faster."""
+    if r.dim() != 3 or not can_fuse(r, r.shape[-2]) or not _has_values(gradient):
+        return False
+    differentiable = torch.is_grad_enabled() and (gradient.requires_grad or r.requires_grad or inverse.requires_grad)
+    small = gradient.shape[-2] * gradient.shape[-1] <= _MOST_SUBTRACTED
+    return gradient.dtype is inverse.dtype is torch.float32 and small and not differentiable
 
 
 def tap_means(

@@ -5,9 +5,11 @@ cheaper than triangular solves with row-major right-hand sides, and no less accu
 about $ε · κ$ with $κ ≤ 1 + \operatorname{tr}(s\,x x^\top)$. The trace costs next to nothing and decides the precision.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,7 +17,9 @@ from torch import Tensor
 
 from isaac_newton import equations
 
-__all__ = ["inverse", "inverses"]
+__all__ = ["inverse", "inverses", "unrounded"]
+
+_NOTHING = contextlib.nullcontext()
 
 #: Largest trace for which float32 keeps the relative error of the result below 1e-4 with a margin (measured: at most
 #: 1.5 · trace · 2⁻²⁴, reached with two equal rows; see tests/test_accuracy.py).
@@ -28,6 +32,22 @@ LONGEST_SUM, LONGEST_SUM_OF_FEW = 8192, 64
 FEW_ROWS = 16
 
 
+def unrounded(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """In the block products of float32 are products of float32, whatever torch may round them to elsewhere."""
+    backends: Any = torch.backends
+    library = backends.cuda.matmul if x.is_cuda else backends.mkldnn.matmul
+    return _NOTHING if library.fp32_precision in ("ieee", "none") else _in_float32(library)
+
+
+@contextlib.contextmanager
+def _in_float32(library: Any) -> Iterator[None]:
+    before, library.fp32_precision = library.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        library.fp32_precision = before
+
+
 def inverse(
     x: Float[Tensor, "*groups k l"], scale: float, in_difference: bool = False
 ) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
@@ -37,11 +57,11 @@ def inverse(
     inverse is used `in_difference`.
     """
     identity = _identity(x.shape[-2], x.dtype)
+    with unrounded(x):
+        matrix = (torch.addmm if x.dim() == 2 else torch.baddbmm)(identity, x, x.mT, alpha=scale)
     if x.dim() == 2:
-        matrix = torch.addmm(identity, x, x.mT, alpha=scale)
         trace = matrix.trace().item()
     else:
-        matrix = torch.baddbmm(identity, x, x.mT, alpha=scale)
         trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1).amax().item()
     small = _is_small(trace, x, DIFFERENCE_TRACE if in_difference else FLOAT32_TRACE)
     if small:
@@ -57,8 +77,9 @@ def inverses(xs: Sequence[Float[Tensor, "k ..."]], scales: Sequence[float]) -> l
     found: dict[int, Tensor] = {}
     if all(x.dtype is dtype for x in xs):
         matrices, identity = torch.empty(len(xs), size, size, dtype=dtype), _identity(size, dtype)
-        for x, scale, matrix in zip(xs, scales, matrices, strict=True):
-            torch.addmm(identity, x, x.mT, alpha=scale, out=matrix)
+        with unrounded(xs[0]):
+            for x, scale, matrix in zip(xs, scales, matrices, strict=True):
+                torch.addmm(identity, x, x.mT, alpha=scale, out=matrix)
         traces = matrices.diagonal(dim1=-2, dim2=-1).sum(-1).tolist()
         small = [number for number, trace in enumerate(traces) if _is_small(trace, xs[number], FLOAT32_TRACE)]
         if small:

@@ -4,7 +4,6 @@
 Few rows have their inverse formed by the kernel that multiplies with it, for others it is given.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,19 +12,15 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.kernels import JOBS
-from isaac_newton.kernels.launch import PIVOTS, Launch, kind, outer, pick, remember
+from isaac_newton.kernels.launch import PIVOTS, Launch, kind, outer, remember
 
-__all__ = ["multiply", "multiply_each", "subtract"]
+__all__ = ["multiply", "subtract"]
 
 #: Outputs of a program, and features that it takes at once.
 _OUTPUTS, _WIDE_CHUNK, _TALL_CHUNK = 16, 128, 64
 
 _PRODUCTS: dict[Any, Launch] = {}
-_EACH: dict[Any, Launch] = {}
 _DIFFERENCES: dict[Any, Launch] = {}
-#: Of each job: the addresses of gradient, rows and λ, and outputs, features and rows.
-_NUMBERS = [f"{letter}{number}" for letter in "xrdonk" for number in range(JOBS)]
 
 
 def multiply(
@@ -49,27 +44,6 @@ def multiply(
     return result
 
 
-def multiply_each(work: Sequence[tuple[Float[Tensor, "1 out in"], Float[Tensor, "1 rows in"], Tensor]]) -> None:
-    """`multiply` for up to `JOBS` gradients, rows and dampings, in place and in one launch; all of them are contiguous."""
-    gradients, rows, dampings = zip(*work, strict=True)
-    most = triton.cdiv(max(gradient.shape[1] for gradient in gradients), _OUTPUTS)
-    key = (len(work), most, gradients[0].device.index)
-    launch = _EACH.get(key)
-    if launch is None:
-        constants = {"ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _WIDE_CHUNK}
-        launch = remember(_EACH, key, Launch(_multiply_each, (most, len(work), 1), 4, constants))
-    columns = [
-        [tensor.data_ptr() for tensor in gradients],
-        [tensor.data_ptr() for tensor in rows],
-        [tensor.data_ptr() for tensor in dampings],
-        [gradient.shape[1] for gradient in gradients],
-        [gradient.shape[2] for gradient in gradients],
-        [r.shape[1] for r in rows],
-    ]
-    # Places that are not used repeat the first job, so that the types of the numbers are always the same.
-    launch(*(number for column in columns for number in (*column, *column[:1] * (JOBS - len(work)))))
-
-
 def subtract(
     gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], inverse: Float[Tensor, "groups rows rows"]
 ) -> Float[Tensor, "groups out in"]:
@@ -79,13 +53,11 @@ def subtract(
     result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
     strides = (*gradient.stride(), *r.stride(), *inverse.stride())
     aligned = (gradient.data_ptr() % 16, r.data_ptr() % 16, inverse.data_ptr() % 16)
-    rounded = torch.backends.cuda.matmul.allow_tf32
-    key = (gradient.shape, strides, rows, gradient.device.index, aligned, rounded)
+    key = (gradient.shape, strides, rows, gradient.device.index, aligned)
     launch = _DIFFERENCES.get(key)
     if launch is None:
         block = max(PIVOTS, triton.next_power_of_2(rows))
-        # Torch rounds products of float32 where it is allowed to, and so does this.
-        constants = {"ROWS": block, "OUTPUTS": _OUTPUTS, "CHUNK": _TALL_CHUNK, "PRECISION": "tf32" if rounded else "tf32x3"}
+        constants = {"ROWS": block, "OUTPUTS": _OUTPUTS, "CHUNK": _TALL_CHUNK}
         launch = remember(_DIFFERENCES, key, Launch(_subtract, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants))
     launch(gradient, r, inverse, result, rows, outputs, features, *strides)
     return result
@@ -139,42 +111,6 @@ def _multiply(
         strength = rows * tl.load(damping).to(tl.float32)
     else:
         strength = rows * damping
-    _few_product(
-        gradient,
-        r,
-        result,
-        strength,
-        rows,
-        outputs,
-        features,
-        gradient_output,
-        gradient_feature,
-        r_row,
-        r_feature,
-        ROWS,
-        OUTPUTS,
-        CHUNK,
-    )
-
-
-@triton.jit
-def _few_product(
-    gradient,
-    r,
-    result,
-    strength,
-    rows,
-    outputs,
-    features,
-    gradient_output,
-    gradient_feature,
-    r_row,
-    r_feature,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """∇ (I + rᵀr/strength)⁻¹ of the program's outputs; the result may be the gradient itself."""
     i = tl.arange(0, ROWS)
     o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     inverse = _few_inverse(r, rows, features, r_row, r_feature, strength, ROWS, CHUNK)
@@ -219,7 +155,6 @@ def _subtract(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     group = tl.program_id(1).to(tl.int64)
     i = tl.arange(0, ROWS)
@@ -235,38 +170,14 @@ def _subtract(
         c = (start + tl.arange(0, CHUNK))[None, :]
         own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
         tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        seen = tl.dot(own, tl.trans(tile), seen, input_precision=PRECISION)
+        seen = tl.dot(own, tl.trans(tile), seen, input_precision="tf32x3")
     square = i[:, None] * inverse_row + i[None, :] * inverse_column
     matrix = tl.load(inverse + square, (i[:, None] < rows) & (i[None, :] < rows), other=0.0)
-    seen = tl.dot(seen, matrix, input_precision=PRECISION)
+    seen = tl.dot(seen, matrix, input_precision="tf32x3")
     for start in range(0, features, CHUNK):
         c = (start + tl.arange(0, CHUNK))[None, :]
         inside = (o[:, None] < outputs) & (c < features)
         own = tl.load(gradient + gradient_places + c * gradient_feature, inside, other=0.0)
         tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        difference = own - tl.dot(seen, tile, input_precision=PRECISION)
+        difference = own - tl.dot(seen, tile, input_precision="tf32x3")
         tl.store(result + o[:, None].to(tl.int64) * features + c, difference, inside)
-
-
-# fmt: off
-@triton.jit(do_not_specialize=_NUMBERS)
-def _multiply_each(
-    x0, x1, x2, x3, x4, x5, x6, x7,
-    r0, r1, r2, r3, r4, r5, r6, r7,
-    d0, d1, d2, d3, d4, d5, d6, d7,
-    o0, o1, o2, o3, o4, o5, o6, o7,
-    n0, n1, n2, n3, n4, n5, n6, n7,
-    k0, k1, k2, k3, k4, k5, k6, k7,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHUNK: tl.constexpr,
-):
-    # fmt: on
-    job = tl.program_id(1)
-    gradient = pick(job, x0, x1, x2, x3, x4, x5, x6, x7).to(tl.pointer_type(tl.float32))
-    r = pick(job, r0, r1, r2, r3, r4, r5, r6, r7).to(tl.pointer_type(tl.float32))
-    damping = pick(job, d0, d1, d2, d3, d4, d5, d6, d7).to(tl.pointer_type(tl.float32))
-    outputs = pick(job, o0, o1, o2, o3, o4, o5, o6, o7)
-    features = pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
-    rows = pick(job, k0, k1, k2, k3, k4, k5, k6, k7)
-    if tl.program_id(0) * OUTPUTS < outputs:
-        strength = rows * tl.load(damping)
-        _few_product(gradient, r, gradient, strength, rows, outputs, features, features, 1, features, 1, ROWS, OUTPUTS, CHUNK)

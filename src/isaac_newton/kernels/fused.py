@@ -17,14 +17,15 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.kernels import JOBS
-from isaac_newton.kernels.launch import PIVOTS, Launch, kind, outer, pick, remember
+from isaac_newton.kernels.launch import PIVOTS, Launch, kind, outer, remember
 
-__all__ = ["MOST_MULTIPLIED", "inverse", "inverses"]
+__all__ = ["JOBS", "MOST_MULTIPLIED", "inverse", "inverses"]
 
 #: Up to this many features the program that inverts forms the Gram matrix too: one launch less is worth more than the
 #: parallelism.
 _INLINE_FEATURES = 512
+#: So many inverses of their own sizes fit into one launch.
+JOBS = 8
 #: Up to this length one program forms the Gram matrix there and multiplies by its inverse: longer on the device, where an eager
 #: step waits for the host.
 MOST_MULTIPLIED = 2048
@@ -235,6 +236,14 @@ _NUMBERS = ["parts", *(f"{letter}{number}" for letter in "xybnw" for number in r
 
 
 @triton.jit
+def _pick(job, v0, v1, v2, v3, v4, v5, v6, v7):
+    """The value of a job."""
+    low = tl.where(job < 2, tl.where(job < 1, v0, v1), tl.where(job < 3, v2, v3))
+    high = tl.where(job < 6, tl.where(job < 5, v4, v5), tl.where(job < 7, v6, v7))
+    return tl.where(job < 4, low, high)
+
+
+@triton.jit
 def _part_of_gram(x, rows, features, part, parts, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
     """A part of x xᵀ, or of xᵀx where that is smaller; x is the address of a contiguous matrix."""
     by_rows = rows < features
@@ -267,9 +276,9 @@ def _gram_of_each(
     # fmt: on
     part = tl.program_id(0)
     job = tl.program_id(1)
-    x = pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
-    rows = pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
-    features = pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
+    x = _pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
+    rows = _pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
+    features = _pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
     matrix = _part_of_gram(x, rows, features, part, parts, BLOCK, CHUNK)
     i = tl.arange(0, BLOCK)
     tl.store(work + (job * parts + part) * BLOCK * BLOCK + i[:, None] * BLOCK + i[None, :], matrix)
@@ -288,11 +297,11 @@ def _sweep_each(
 ):
     # fmt: on
     job = tl.program_id(0)
-    x = pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
-    y = pick(job, y0, y1, y2, y3, y4, y5, y6, y7).to(tl.pointer_type(tl.float32))
-    rows = pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
-    features = pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
-    whole = pick(job, w0, w1, w2, w3, w4, w5, w6, w7)
+    x = _pick(job, x0, x1, x2, x3, x4, x5, x6, x7)
+    y = _pick(job, y0, y1, y2, y3, y4, y5, y6, y7).to(tl.pointer_type(tl.float32))
+    rows = _pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
+    features = _pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
+    whole = _pick(job, w0, w1, w2, w3, w4, w5, w6, w7)
     size = tl.minimum(rows, features)
     work += job * parts * BLOCK * BLOCK
     i = tl.arange(0, BLOCK)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["PIVOTS", "Launch", "kind", "outer", "pick", "remember"]
+__all__ = ["PIVOTS", "Launch", "kind", "outer", "remember"]
 
 #: Of a matrix that is inverted, so many are swept at a time.
 PIVOTS = 16
@@ -60,11 +60,3 @@ def outer(x, first, last, size, features, row_stride, feature_stride, BLOCK: tl.
         tile = tl.load(x + place, mask=inside, other=0.0)
         matrix = tl.dot(tile, tl.trans(tile), matrix, input_precision="tf32x3")
     return matrix
-
-
-@triton.jit
-def pick(job, v0, v1, v2, v3, v4, v5, v6, v7):
-    """The value of a job."""
-    low = tl.where(job < 2, tl.where(job < 1, v0, v1), tl.where(job < 3, v2, v3))
-    high = tl.where(job < 6, tl.where(job < 5, v4, v5), tl.where(job < 7, v6, v7))
-    return tl.where(job < 4, low, high)

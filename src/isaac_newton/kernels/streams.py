@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["beside", "in_turn", "join", "join_after_backward", "lend"]
+__all__ = ["beside", "join", "join_after_backward"]
 
 #: A stream for each owner, made when first asked for. Streams neither copy nor pickle, so they do not live on the owner.
 _STREAMS: "weakref.WeakKeyDictionary[object, torch.cuda.Stream]" = weakref.WeakKeyDictionary()
@@ -33,32 +33,6 @@ def beside(owner: object, *read: Tensor) -> Iterator[None]:
         tensor.record_stream(stream)
     with torch.cuda.stream(stream):
         yield
-
-
-class _Turn:
-    """Owner of the branch on which work of the libraries takes turns."""
-
-
-_TURN = _Turn()
-
-
-@contextlib.contextmanager
-def in_turn(*read: Tensor) -> Iterator[None]:
-    """Run the block on a branch of which there is one, and wait for it: no two such blocks of a graph run at once.
-
-    A library that factorizes has one workspace for all streams. What the block makes is for the stream that is current around
-    it: `lend` it.
-    """
-    with beside(_TURN, *read):
-        yield
-    join(_TURN)
-
-
-def lend(*made: Tensor) -> None:
-    """Say that the current stream uses what was made on another one."""
-    stream = torch.cuda.current_stream()
-    for tensor in made:
-        tensor.record_stream(stream)
 
 
 def join(owner: object) -> None:

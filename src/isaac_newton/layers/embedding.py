@@ -6,6 +6,7 @@ alike. The rows of an `EmbeddingBag` hold several ones, and its output gradient 
 (bλ))^{-1}$.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from isaac_newton import compiled
 from isaac_newton.autograd import condition_output
-from isaac_newton.conditioners import multiply_rows
+from isaac_newton.conditioners import multiply_rows, working_dtype
 from isaac_newton.layers.registry import register
 from isaac_newton.site import Site
 
@@ -25,10 +26,22 @@ __all__: list[str] = []
 def _embedding(layer: nn.Embedding, site: Site, input: Tensor) -> Tensor:
     output = type(layer).forward(layer, input)
     divide = _divide_at_run_time if torch.compiler.is_compiling() else _divide
-    return condition_output(output, layer.weight, site, divide, input, site.settings.mask)
+    return condition_output(output, layer.weight, site, divide, input, site.settings.mask, ahead=_divide_later)
 
 
-def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: Any) -> Tensor:
+def _divide_later(input: Tensor, mask: Tensor | None, site: Any) -> Callable[[Tensor], Tensor]:
+    counts, damping = _counts(input, mask, site)
+    factors = _factors(counts[input], counts.sum(), damping).to(working_dtype(site.layer.weight.dtype))
+
+    def divide(g: Tensor) -> Tensor:
+        site.statistics.saw_counts(site.settings.backward_passes, input.numel(), site.layer.embedding_dim)
+        return (g * factors[..., None]).to(g.dtype)
+
+    return divide
+
+
+def _counts(input: Tensor, mask: Tensor | None, site: Any) -> tuple[Tensor, float | Tensor]:
+    """How often each token occurs, in all ranks, and λ."""
     layer, settings = site.layer, site.settings
     tokens = input.reshape(-1)
     counted = torch.ones_like(tokens, dtype=torch.bool)
@@ -38,28 +51,38 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: Any) -> Tensor:
         counted = counted & mask.reshape(-1)
     counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
     counts = counts.index_add(0, tokens, counted.to(counts.dtype))
+    if settings.ranks is not None and settings.when == "backward" and settings.look is None:
+        settings.ranks.add(counts)
+    # One-hot rows as wide as the vocabulary have this mean square, which is all that a relative damping asks for.
+    mean_square = torch.full((1, 1), layer.num_embeddings**-0.5, dtype=counts.dtype, device=counts.device)
+    return counts, settings.input_damping(mean_square)
+
+
+def _factors(counts: Tensor, total: Tensor, damping: float | Tensor) -> Tensor:
+    return 1 / (1 + counts / (total.clamp_min(1) * damping))
+
+
+def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: Any) -> Tensor:
+    layer, settings = site.layer, site.settings
+    counts, damping = _counts(input, mask, site)
     if settings.look is not None:
         settings.look(site, counts)
         return g
+    tokens = input.reshape(-1)
     site.statistics.saw_counts(settings.backward_passes, len(tokens), layer.embedding_dim)
     if settings.when == "step":
         place = site.place(layer.weight)._replace(groups=0)
         if site.gathers(place):
             site.curvature(place).add_counts(counts)
         return g
-    if settings.ranks is not None:
-        settings.ranks.add(counts)
-    total = counts.sum().clamp_min(1)
-    # One-hot rows as wide as the vocabulary have this mean square, which is all that a relative damping asks for.
-    mean_square = torch.full((1, 1), layer.num_embeddings**-0.5, dtype=counts.dtype, device=counts.device)
-    damping = settings.input_damping(mean_square)
-    factor = 1 / (1 + counts / (total * damping))
+    total = counts.sum()
     if settings.inspecting:
         plain = torch.zeros(len(counts), g.shape[-1], dtype=counts.dtype, device=g.device)
         plain.index_add_(0, tokens, g.reshape(-1, g.shape[-1]).to(counts.dtype))
-        site.inspect(lambda: counts / total, damping, plain, plain * factor[:, None])
-    divided: Tensor = (g * factor[input][..., None]).to(g.dtype)
-    return divided
+        factor = _factors(counts, total, damping)
+        site.inspect(lambda: counts / total.clamp_min(1), damping, plain, plain * factor[:, None])
+    # Of the tokens that are there: the vocabulary may be much longer.
+    return (g * _factors(counts[input], total, damping)[..., None]).to(g.dtype)
 
 
 @compiled.operator
