@@ -171,7 +171,7 @@ class _StackedLinear(nn.Module):
         gbar = gbar * self._ensemble[0].output_damping.rsqrt()[:, None, None]
         by_rows = samples < outputs
         inverse = _inverse(gbar if by_rows else gbar.mT, 1.0, rows, in_difference=by_rows).to(g.dtype)
-        return g - ((g @ gbar.mT) @ inverse) @ gbar if by_rows else g @ inverse
+        return kernels.subtract(g, gbar.to(g.dtype), inverse) if by_rows else g @ inverse
 
 
 def _inverse(

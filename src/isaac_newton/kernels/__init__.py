@@ -217,7 +217,7 @@ def subtract(
 
 def _can_subtract(gradient: Tensor, r: Tensor, inverse: Tensor) -> bool:
     """Whether one kernel can take these, and not so large that the libraries' products are faster."""
-    if r.dim() != 3 or not can_fuse(r, r.shape[-2]) or not _has_values(gradient):
+    if r.dim() != 3 or len(r) > 1 or not can_fuse(r, r.shape[-2]) or not _has_values(gradient):
         return False
     differentiable = torch.is_grad_enabled() and (gradient.requires_grad or r.requires_grad or inverse.requires_grad)
     small = gradient.shape[-2] * gradient.shape[-1] <= _MOST_SUBTRACTED
