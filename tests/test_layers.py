@@ -445,3 +445,16 @@ def test_zeta_leaves_layers_plain_whose_outputs_it_cannot_see() -> None:
 def test_registering_a_layer_twice_is_loud() -> None:
     with pytest.raises(ValueError, match="already has the adapter"):
         isaac.register(nn.Linear)(lambda layer, site, x: x)
+
+
+def test_a_mask_of_something_else_does_not_make_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The average patch of a convolution is had without forming any, also where a mask for sentences is set."""
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(5, 3, 8, 8)
+    handle = isaac.attach(layer, 0.3, sharing="reduce")
+    layer(x).square().mean().backward()
+    assert layer.weight.grad is not None
+    expected, layer.weight.grad = layer.weight.grad, None
+    handle.mask = torch.rand(5, 12) < 0.5
+    monkeypatch.setattr(Tensor, "unfold", lambda *args: pytest.fail("patches were formed"))
+    layer(x).square().mean().backward()
+    assert torch.equal(layer.weight.grad, expected)

@@ -107,7 +107,7 @@ class Layout:
 
         None for all: a mask drops the others. Without `drop` they may stay, as zeros, and nobody has to look at the mask.
         """
-        if settings.sharing == "reduce" and self.mask is None and isinstance(self.arrange, rows.Patches):
+        if settings.sharing == "reduce" and isinstance(self.arrange, rows.Patches) and not self._is_masked(input):
             means, count = _average_patch(input, self.arrange)
             gathered = rows.gather(means, 0, max_rows=settings.max_rows, seed=settings.seed)
             return gathered, count * means.shape[1], None
@@ -126,6 +126,12 @@ class Layout:
             view, positions, sharing=settings.sharing, max_rows=settings.max_rows, mask=mask, seed=settings.seed
         )
         return gathered, math.prod(places), None
+
+    def _is_masked(self, input: Tensor) -> bool:
+        """Whether the mask is one of this convolution's places, and not of something else in the network."""
+        return (
+            self.mask is not None and isinstance(self.arrange, rows.Patches) and self.mask.shape == self.arrange.places(input)
+        )
 
     def matrix(self, gradient: Tensor, groups: int) -> Float[Tensor, "groups outputs features"]:
         """A gradient in the shape of the weight as one matrix per group."""

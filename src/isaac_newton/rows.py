@@ -77,6 +77,11 @@ class Patches:
         sums = (sums.mT if self.innermost else sums).reshape(samples, self.groups, channels // self.groups * taps)
         return (sums / max(total, 1)).transpose(0, 1), total
 
+    def places(self, x: Float[Tensor, "..."]) -> tuple[int, ...]:
+        """Samples, and the kernel's places in each dimension."""
+        x, sizes, _ = self._sizes(x)
+        return (x.shape[0], *(size.places for size in sizes))
+
     def touched(
         self, x: Float[Tensor, "..."]
     ) -> tuple[Float[Tensor, "samples channels pixels"], Float[Tensor, "pixels taps"], int]:
