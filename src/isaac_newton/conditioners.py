@@ -107,8 +107,11 @@ class Layout:
 
         None for all: a mask drops the others. Without `drop` they may stay, as zeros, and nobody has to look at the mask.
         """
-        if settings.sharing == "reduce" and isinstance(self.arrange, rows.Patches) and not self._is_masked(input):
-            means, count = _average_patch(input, self.arrange)
+        patches = self.arrange if isinstance(self.arrange, rows.Patches) else None
+        # A mask may be one of something else in the network.
+        masked = self.mask is not None and (patches is None or self.mask.shape == patches.places(input))
+        if settings.sharing == "reduce" and patches is not None and not masked:
+            means, count = _average_patch(input, patches)
             gathered = rows.gather(means, 0, max_rows=settings.max_rows, seed=settings.seed)
             return gathered, count * means.shape[1], None
         # Averages of half-precision numbers are formed in float32, without a copy of all of them.
@@ -126,12 +129,6 @@ class Layout:
             view, positions, sharing=settings.sharing, max_rows=settings.max_rows, mask=mask, seed=settings.seed
         )
         return gathered, math.prod(places), None
-
-    def _is_masked(self, input: Tensor) -> bool:
-        """Whether the mask is one of this convolution's places, and not of something else in the network."""
-        return (
-            self.mask is not None and isinstance(self.arrange, rows.Patches) and self.mask.shape == self.arrange.places(input)
-        )
 
     def matrix(self, gradient: Tensor, groups: int) -> Float[Tensor, "groups outputs features"]:
         """A gradient in the shape of the weight as one matrix per group."""
