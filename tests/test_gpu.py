@@ -142,6 +142,30 @@ def test_a_learning_rate_may_change_in_every_step(name: str, by: str) -> None:
     assert_close(run(captured=True), run(captured=False), 1e-5 if name == "SGD" else 1e-3)
 
 
+def test_a_rate_that_is_a_number_in_the_graph_must_not_change() -> None:
+    """As that of torch's Muon, which neither is capturable nor has a fused form."""
+    torch.manual_seed(0)
+    layer = nn.Linear(20, 20, bias=False).cuda()
+    isaac.attach(layer, 0.5)
+    optimizer = torch.optim.Muon(layer.parameters(), lr=0.01)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(30, 20, device="cuda")
+    run = isaac.capture(step, x)
+    for rate in (0.03, 0.02, 0.01, 0.01, 0.01):  # until the capture it may
+        optimizer.param_groups[0]["lr"] = rate
+        run(x)
+    optimizer.param_groups[0]["lr"] = 0.005
+    with pytest.raises(RuntimeError, match=r"from 0\.01 to 0\.005 after the capture"):
+        run(x)
+
+
 def test_a_step_that_sets_its_learning_rate_is_not_captured() -> None:
     model = network().cuda()
     isaac.attach(model, 0.5)

@@ -24,8 +24,8 @@ def capture(train_step: Callable[..., Tensor], *inputs: Tensor, warmup: int = 3)
     state and libraries their workspaces; the next one captures, and from then on a step is a single launch. In the graph
     the conditioners and the weight gradients of linear layers run beside the chain of input gradients.
 
-    Learning rates (`optimizer.param_groups[i]["lr"]`, by hand or by a scheduler) and dampings may change between calls.
-    Everything else that Python decides, such as dropout rates, which layers run, or the size of a batch, is what it was at
+    Learning rates (`optimizer.param_groups[i]["lr"]`, by hand or by a scheduler) and dampings may change between calls; the
+    rate of an optimizer that is neither capturable nor fused, such as torch's Muon, may not, and says so. Everything else that Python decides, such as dropout rates, which layers run, or the size of a batch, is what it was at
     the capture.
 
     Args:
@@ -134,6 +134,7 @@ class CapturedStep:
                 "train_step sets a learning rate itself, and a CUDA graph would set this one in every step to come: call the "
                 "scheduler after the captured step, not in it"
             )
+        self._rates.hold()
         for settings, count in zip(used, passes, strict=True):
             # The capture computed nothing; the replay that follows counts.
             settings.backward_passes = count
@@ -223,6 +224,9 @@ class _LearningRates:
 
     def __init__(self) -> None:
         self._groups: list[tuple[dict[str, Any], Tensor]] = []
+        #: Groups of optimizers that take a number for a rate, and that number in the graph, once there is one.
+        self._held: list[tuple[dict[str, Any], Any]] = []
+        self._takes_numbers: list[dict[str, Any]] = []
         self._known: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
 
     @contextlib.contextmanager
@@ -240,6 +244,16 @@ class _LearningRates:
             if group["lr"] is not rate:
                 rate.fill_(float(group["lr"]))
                 group["lr"] = rate
+        for group, held in self._held:
+            if group["lr"] is not held and float(group["lr"]) != float(held):
+                raise RuntimeError(
+                    f"a learning rate changed from {float(held):g} to {float(group['lr']):g} after the capture, but its "
+                    "optimizer cannot read it on the device: capture the step anew, or keep this rate constant"
+                )
+
+    def hold(self) -> None:
+        """The graph is there: rates that are not on the device are what they are in it."""
+        self._held = [(group, group["lr"]) for group in self._takes_numbers]
 
     def state(self) -> list[tuple[bool, int]]:
         """Of every rate, whether its group has it, and how often it was written."""
@@ -266,6 +280,7 @@ class _LearningRates:
             # SGD has no capturable form, but its fused kernel reads the learning rate on the device.
             group["fused"], group["foreach"] = True, False
         else:
+            self._takes_numbers.append(group)
             return
         given, known = group["lr"], _RATES.setdefault(optimizer, {})
         if number not in known or known[number].device != device:
