@@ -25,8 +25,8 @@ def capture(train_step: Callable[..., Tensor], *inputs: Tensor, warmup: int = 3)
     the conditioners and the weight gradients of linear layers run beside the chain of input gradients.
 
     Learning rates (`optimizer.param_groups[i]["lr"]`, by hand or by a scheduler) and dampings may change between calls; the
-    rate of an optimizer that is neither capturable nor fused, such as torch's Muon, may not, and says so. Everything else that Python decides, such as dropout rates, which layers run, or the size of a batch, is what it was at
-    the capture.
+    rate of an optimizer that is neither capturable nor fused, such as torch's Muon, may not, and an error says so. Everything
+    else that Python decides, such as dropout rates, which layers run, or the size of a batch, is what it was at the capture.
 
     Args:
         train_step: Called with tensors like `inputs`; clears the gradients, computes the loss, runs backward and the
