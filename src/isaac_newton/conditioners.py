@@ -177,7 +177,7 @@ class _Columns(NamedTuple):
             return kernels.multiply(cast(gradient, self.r.dtype), self.r, self.damping)
         if inverse is None:
             scale = 1 / (count * self.damping)
-            inverse = scale * equations.inverse(self.r, scale)
+            inverse = scale * equations.inverse(equations.precise(self.r), scale)
         gradient, r = cast(gradient, inverse.dtype), cast(self.r, inverse.dtype)
         if count < r.shape[-1]:
             # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
