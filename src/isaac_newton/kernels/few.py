@@ -84,6 +84,44 @@ def _few_inverse(x, size, features, row_stride, feature_stride, strength, SIZE: 
 
 
 @triton.jit
+def _subtracted(
+    gradient,
+    r,
+    matrix,
+    result,
+    rows,
+    outputs,
+    features,
+    gradient_output,
+    gradient_feature,
+    r_row,
+    r_feature,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The gradient less what the matrix makes of its products with the rows, for the outputs of this program."""
+    i = tl.arange(0, ROWS)
+    o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    gradient_places = o[:, None].to(tl.int64) * gradient_output
+    r_places = i[:, None].to(tl.int64) * r_row
+    seen = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
+    for start in range(0, features, CHUNK):
+        c = (start + tl.arange(0, CHUNK))[None, :]
+        own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
+        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
+        seen = tl.dot(own, tl.trans(tile), seen, input_precision="tf32x3")
+    seen = tl.dot(seen, matrix, input_precision="tf32x3")
+    for start in range(0, features, CHUNK):
+        c = (start + tl.arange(0, CHUNK))[None, :]
+        inside = (o[:, None] < outputs) & (c < features)
+        own = tl.load(gradient + gradient_places + c * gradient_feature, inside, other=0.0)
+        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
+        difference = own - tl.dot(seen, tile, input_precision="tf32x3")
+        tl.store(result + o[:, None].to(tl.int64) * features + c, difference, inside)
+
+
+@triton.jit
 def _multiply(
     gradient,
     r,
@@ -111,27 +149,26 @@ def _multiply(
         strength = rows * tl.load(damping).to(tl.float32)
     else:
         strength = rows * damping
-    i = tl.arange(0, ROWS)
-    o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     inverse = _few_inverse(r, rows, features, r_row, r_feature, strength, ROWS, CHUNK)
     # Rows beyond the last have an identity of their own there.
-    inverse = tl.where((i[:, None] < rows) & (i[None, :] < rows), inverse, 0.0)
-    gradient_places = o[:, None].to(tl.int64) * gradient_output
-    r_places = i[:, None].to(tl.int64) * r_row
-    seen = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
-    for start in range(0, features, CHUNK):
-        c = (start + tl.arange(0, CHUNK))[None, :]
-        own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
-        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        seen = tl.dot(own, tl.trans(tile), seen, input_precision="tf32x3")
-    seen = tl.dot(seen, inverse, input_precision="tf32x3") / strength
-    for start in range(0, features, CHUNK):
-        c = (start + tl.arange(0, CHUNK))[None, :]
-        inside = (o[:, None] < outputs) & (c < features)
-        own = tl.load(gradient + gradient_places + c * gradient_feature, inside, other=0.0)
-        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        difference = own - tl.dot(seen, tile, input_precision="tf32x3")
-        tl.store(result + o[:, None].to(tl.int64) * features + c, difference, inside)
+    i = tl.arange(0, ROWS)
+    matrix = tl.where((i[:, None] < rows) & (i[None, :] < rows), inverse, 0.0) / strength
+    _subtracted(
+        gradient,
+        r,
+        matrix,
+        result,
+        rows,
+        outputs,
+        features,
+        gradient_output,
+        gradient_feature,
+        r_row,
+        r_feature,
+        ROWS,
+        OUTPUTS,
+        CHUNK,
+    )
 
 
 @triton.jit
@@ -157,27 +194,25 @@ def _subtract(
     CHUNK: tl.constexpr,
 ):
     group = tl.program_id(1).to(tl.int64)
-    i = tl.arange(0, ROWS)
-    o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     gradient += group * gradient_group
     r += group * r_group
-    inverse += group * inverse_group
     result += group * outputs * features
-    gradient_places = o[:, None].to(tl.int64) * gradient_output
-    r_places = i[:, None].to(tl.int64) * r_row
-    seen = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
-    for start in range(0, features, CHUNK):
-        c = (start + tl.arange(0, CHUNK))[None, :]
-        own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
-        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        seen = tl.dot(own, tl.trans(tile), seen, input_precision="tf32x3")
-    square = i[:, None] * inverse_row + i[None, :] * inverse_column
+    i = tl.arange(0, ROWS)
+    square = group * inverse_group + i[:, None] * inverse_row + i[None, :] * inverse_column
     matrix = tl.load(inverse + square, (i[:, None] < rows) & (i[None, :] < rows), other=0.0)
-    seen = tl.dot(seen, matrix, input_precision="tf32x3")
-    for start in range(0, features, CHUNK):
-        c = (start + tl.arange(0, CHUNK))[None, :]
-        inside = (o[:, None] < outputs) & (c < features)
-        own = tl.load(gradient + gradient_places + c * gradient_feature, inside, other=0.0)
-        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        difference = own - tl.dot(seen, tile, input_precision="tf32x3")
-        tl.store(result + o[:, None].to(tl.int64) * features + c, difference, inside)
+    _subtracted(
+        gradient,
+        r,
+        matrix,
+        result,
+        rows,
+        outputs,
+        features,
+        gradient_output,
+        gradient_feature,
+        r_row,
+        r_feature,
+        ROWS,
+        OUTPUTS,
+        CHUNK,
+    )
