@@ -4,7 +4,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -52,6 +52,19 @@ def network() -> nn.Sequential:
 def batches(rows: int) -> list[tuple[Tensor, Tensor]]:
     random = torch.Generator().manual_seed(1)
     return [(torch.rand(rows, 50, generator=random), torch.randint(5, (rows,), generator=random)) for _ in range(STEPS)]
+
+
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
+    """As most of the tests take it."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -121,12 +134,7 @@ def test_a_learning_rate_may_change_in_every_step(name: str, by: str) -> None:
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1 if name == "SGD" else 0.01)
         scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, 1.0, total_iters=16) if by == "scheduler" else None
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
+        step = training_step(model, optimizer)
 
         runs: dict[int, Any] = {}
         for number, (x, y) in enumerate([batches(60)[0], batches(30)[0]] * 8):
@@ -627,12 +635,7 @@ def test_hooks_of_parameters_see_what_a_branch_has_written(register: str) -> Non
         else:
             parameter.register_post_accumulate_grad_hook(lambda parameter: _copy(seen[parameter], parameter.grad))
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
+    step = training_step(model, optimizer)
 
     (x, y), *_ = batches(60)
     captured = isaac.capture(step, x.cuda(), y.cuda())
@@ -686,12 +689,7 @@ def test_captured_steps_stay_right_for_many_replays() -> None:
         isaac.attach(model, 0.1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
+        step = training_step(model, optimizer)
 
         data = [(x.cuda(), y.cuda()) for x, y in batches(60)]
         captured = isaac.capture(step, *data[0])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isaac_newton as isaac
-from isaac_newton import conditioners, rows
+from isaac_newton import conditioners, layout, rows
 from reference import assert_close
 
 DAMPING = 0.3
@@ -388,7 +388,7 @@ def test_rows_of_half_precision_are_float32(shape: tuple[int, ...], sharing: Any
     x = torch.randn(shape).bfloat16()
     handle = isaac.attach(nn.Linear(6, 3), DAMPING, sharing=sharing)
     for mask in (None, torch.ones(shape[:-1], dtype=torch.bool)):
-        r, *_ = conditioners.Layout(rows.sequence, False, mask).rows(x, handle._settings, drop=drop)
+        r, *_ = layout.Layout(rows.sequence, False, mask).rows(x, handle._settings, drop=drop)
         expected = x.float().mean(1) if sharing == "reduce" and len(shape) == 3 else x.float().reshape(-1, 6)
         assert r.dtype is torch.float32
         torch.testing.assert_close(r[0], expected, rtol=1e-6, atol=1e-6)
@@ -400,7 +400,7 @@ def test_what_a_mask_leaves_out_need_not_be_finite(drop: bool) -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
     x[~mask] = math.nan
     handle = isaac.attach(nn.Linear(6, 3), DAMPING)
-    r, total, counted = conditioners.Layout(rows.sequence, False, mask).rows(x, handle._settings, drop=drop)
+    r, total, counted = layout.Layout(rows.sequence, False, mask).rows(x, handle._settings, drop=drop)
     assert total == 6
     assert r.isfinite().all()
     assert torch.equal(r[0] if counted is None else r[0][counted], x[mask])

@@ -19,12 +19,9 @@ from torch.nn import functional as F
 from isaac_newton import kernels, rows
 from isaac_newton.ahead import Awaited, can_wait
 from isaac_newton.conditioners import (
-    Arrange,
     Early,
-    Layout,
     as_matrix,
     as_rows,
-    cast,
     columns_conditioner,
     early_conditioner,
     from_matrix,
@@ -37,6 +34,7 @@ from isaac_newton.conditioners import (
 )
 from isaac_newton.inputs import Shared
 from isaac_newton.kernels import streams
+from isaac_newton.layout import Arrange, Layout, cast
 from isaac_newton.site import Site
 from isaac_newton.traced import (
     is_traced,
@@ -125,13 +123,13 @@ def condition(
     traced = is_traced()
     if traced:
         refuse_steps_in_torch_func(site)
-    captured = site.settings.overlap is not None and not traced
-    shared = Shared() if traced else site.settings.inputs.shared(input, branch=site if captured else None)
+    overlap = None if traced else site.settings.overlap
+    shared = Shared() if traced else site.settings.inputs.shared(input, branch=None if overlap is None else site)
     place = site.place(weight, transposed=transposed, bias=joint) if site.settings.when == "step" else None
     layout = Layout(arrange, transposed, site.settings.mask, place)
     early = None
-    if site.settings.overlap is not None and captured:
-        site.settings.overlap.update([id(weight), id(joint)])
+    if overlap is not None:
+        overlap.update([id(weight), id(joint)])
         if site.settings.takes_few_rows:
             # They are all that the conditioner depends on, so it starts before the layer's own product.
             with streams.beside(shared.branch, input), full_precision(input):
@@ -158,32 +156,29 @@ def condition_output(
         leave_graphs_of_torch_func()
         return output
 
-    def hook(g: Tensor) -> Tensor:
-        site.settings.enter_backward()
-        with full_precision(g):
-            return transform(g, *given, site)
-
-    if site.settings.look is not None:
+    settings = site.settings
+    if settings.look is not None:
         transform(output.detach(), *given, site)
         return output
     if torch.compiler.is_compiling():
         result: Tensor = _apply_traced(_Transform, output, transform, site.number, *given)
         return result
+    late = None
     if is_traced():
         refuse_steps_in_torch_func(site)
-    elif ahead is not None and site.settings.overlap is not None and site.settings.when == "backward":
+    elif ahead is not None and settings.overlap is not None and settings.when == "backward":
         # What is given is all that it depends on, so that it need not be waited for.
         with streams.beside(site, *(tensor for tensor in given if tensor is not None)):
             late = ahead(*given, site)
 
-        def late_hook(g: Tensor) -> Tensor:
-            site.settings.enter_backward()
+    def hook(g: Tensor) -> Tensor:
+        settings.enter_backward()
+        with full_precision(g):
+            if late is None:
+                return transform(g, *given, site)
             streams.join(site)
-            with full_precision(g):
-                return late(g)
+            return late(g)
 
-        output.register_hook(late_hook)
-        return output
     output.register_hook(hook)
     return output
 

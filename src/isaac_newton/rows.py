@@ -79,8 +79,9 @@ class Patches:
 
     def places(self, x: Float[Tensor, "..."]) -> tuple[int, ...]:
         """Samples, and the kernel's places in each dimension."""
-        x, sizes, _ = self._sizes(x)
-        return (x.shape[0], *(size.places for size in sizes))
+        samples, _, *space = self._batched(x).shape
+        margins = self._margins()
+        return (samples, *(self._places(dim, size, margins[dim]) for dim, size in enumerate(space)))
 
     def touched(
         self, x: Float[Tensor, "..."]

@@ -11,18 +11,16 @@ from torch import Tensor
 
 from isaac_newton import compiled, rows
 from isaac_newton.conditioners import (
-    Layout,
     as_matrix,
-    cast,
     from_matrix,
     keep_rows,
     multiply_gradient,
     rows_conditioner,
     weight_gradient,
-    working_dtype,
 )
 from isaac_newton.curvature import Place
 from isaac_newton.inputs import Shared
+from isaac_newton.layout import Layout, cast, working_dtype
 from isaac_newton.settings import Settings
 from isaac_newton.site import Site
 

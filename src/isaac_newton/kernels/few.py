@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.kernels.launch import PIVOTS, Launch, kind, outer, remember
+from isaac_newton.kernels.launch import PIVOTS, Launch, kind_of_damping, outer, remember
 
 __all__ = ["multiply", "subtract"]
 
@@ -35,7 +35,7 @@ def multiply(
     result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
     strides = (*gradient.stride(), *r.stride())
     aligned = (gradient.data_ptr() % 16, r.data_ptr() % 16)
-    key = (gradient.shape, strides, rows, gradient.device.index, aligned, kind(damping))
+    key = (gradient.shape, strides, rows, gradient.device.index, aligned, kind_of_damping(damping))
     launch = _PRODUCTS.get(key)
     if launch is None:
         constants = {"POINTER": pointer, "ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _WIDE_CHUNK}

@@ -17,7 +17,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.kernels.launch import PIVOTS, Launch, kind, outer, remember
+from isaac_newton.kernels.launch import PIVOTS, Launch, kind_of_damping, outer, remember
 
 __all__ = ["JOBS", "MOST_MULTIPLIED", "inverse", "inverses"]
 
@@ -42,7 +42,7 @@ def inverse(
 
     `launches=2` forms the Gram matrix in parallel first: shorter on the device, longer on the host. Wide inputs get it anyway.
     """
-    key = (x.shape, x.stride(), x.device.index, x.data_ptr() % 16, kind(damping), rows, launches, scaled)
+    key = (x.shape, x.stride(), x.device.index, x.data_ptr() % 16, kind_of_damping(damping), rows, launches, scaled)
     plan = _PLANS.get(key)
     if plan is None:
         plan = remember(_PLANS, key, _Plan(x, rows, isinstance(damping, Tensor), launches, scaled))

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["PIVOTS", "Launch", "kind", "outer", "remember"]
+__all__ = ["PIVOTS", "Launch", "kind_of_damping", "outer", "remember"]
 
 #: Of a matrix that is inverted, so many are swept at a time.
 PIVOTS = 16
@@ -35,7 +35,7 @@ class Launch:
             self._run = compiled[self._grid]
 
 
-def kind(damping: float | Tensor) -> tuple[int, torch.dtype | None]:
+def kind_of_damping(damping: float | Tensor) -> tuple[int, torch.dtype | None]:
     """What a kernel that takes a damping is compiled for."""
     return (damping.dim(), damping.dtype) if isinstance(damping, Tensor) else (-1, None)
 

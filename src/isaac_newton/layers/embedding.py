@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from isaac_newton import compiled
 from isaac_newton.autograd import condition_output
-from isaac_newton.conditioners import multiply_rows, working_dtype
+from isaac_newton.conditioners import multiply_rows
 from isaac_newton.layers.registry import register
+from isaac_newton.layout import working_dtype
 from isaac_newton.site import Site
 
 __all__: list[str] = []
@@ -30,8 +31,8 @@ def _embedding(layer: nn.Embedding, site: Site, input: Tensor) -> Tensor:
 
 
 def _divide_later(input: Tensor, mask: Tensor | None, site: Any) -> Callable[[Tensor], Tensor]:
-    counts, damping = _counts(input, mask, site)
-    factors = _factors(counts[input], counts.sum(), damping).to(working_dtype(site.layer.weight.dtype))
+    counts = _counts(input, mask, site)
+    factors = _factors(counts[input], counts.sum(), _damping(counts, site)).to(working_dtype(site.layer.weight.dtype))
 
     def divide(g: Tensor) -> Tensor:
         site.statistics.saw_counts(site.settings.backward_passes, input.numel(), site.layer.embedding_dim)
@@ -40,8 +41,8 @@ def _divide_later(input: Tensor, mask: Tensor | None, site: Any) -> Callable[[Te
     return divide
 
 
-def _counts(input: Tensor, mask: Tensor | None, site: Any) -> tuple[Tensor, float | Tensor]:
-    """How often each token occurs, in all ranks, and λ."""
+def _counts(input: Tensor, mask: Tensor | None, site: Any) -> Tensor:
+    """How often each token occurs; in all ranks, where they condition together."""
     layer, settings = site.layer, site.settings
     tokens = input.reshape(-1)
     counted = torch.ones_like(tokens, dtype=torch.bool)
@@ -53,9 +54,14 @@ def _counts(input: Tensor, mask: Tensor | None, site: Any) -> tuple[Tensor, floa
     counts = counts.index_add(0, tokens, counted.to(counts.dtype))
     if settings.ranks is not None and settings.when == "backward" and settings.look is None:
         settings.ranks.add(counts)
+    return counts
+
+
+def _damping(counts: Tensor, site: Any) -> float | Tensor:
     # One-hot rows as wide as the vocabulary have this mean square, which is all that a relative damping asks for.
-    mean_square = torch.full((1, 1), layer.num_embeddings**-0.5, dtype=counts.dtype, device=counts.device)
-    return counts, settings.input_damping(mean_square)
+    mean_square = torch.full((1, 1), len(counts) ** -0.5, dtype=counts.dtype, device=counts.device)
+    damping: float | Tensor = site.settings.input_damping(mean_square)
+    return damping
 
 
 def _factors(counts: Tensor, total: Tensor, damping: float | Tensor) -> Tensor:
@@ -64,7 +70,7 @@ def _factors(counts: Tensor, total: Tensor, damping: float | Tensor) -> Tensor:
 
 def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: Any) -> Tensor:
     layer, settings = site.layer, site.settings
-    counts, damping = _counts(input, mask, site)
+    counts = _counts(input, mask, site)
     if settings.look is not None:
         settings.look(site, counts)
         return g
@@ -75,7 +81,7 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: Any) -> Tensor:
         if site.gathers(place):
             site.curvature(place).add_counts(counts)
         return g
-    total = counts.sum()
+    total, damping = counts.sum(), _damping(counts, site)
     if settings.inspecting:
         plain = torch.zeros(len(counts), g.shape[-1], dtype=counts.dtype, device=g.device)
         plain.index_add_(0, tokens, g.reshape(-1, g.shape[-1]).to(counts.dtype))
