@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import isaac_newton as isaac
-from isaac_newton import equations
+from isaac_newton import equations, kernels
 from isaac_newton.kernels import dense
 from reference import assert_close, relative_error
 
@@ -241,3 +241,17 @@ def test_inverse_and_difference_are_formed_without_rounding_and_the_setting_come
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("shape", [(1, 30, 70), (3, 20, 41)])
+def test_a_difference_is_the_same_with_rows_that_were_multiplied_before(shape: tuple[int, int, int]) -> None:
+    """In a captured step P r is there when the gradient comes."""
+    torch.manual_seed(0)
+    r, gradient = torch.randn(shape, dtype=torch.float64), torch.randn(shape[0], 9, shape[2], dtype=torch.float64)
+    inverse, _ = kernels.inverse(r, 0.2, shape[1], in_difference=True)
+    assert inverse is not None
+    multiplied = kernels.multiplied(inverse, r)
+    assert multiplied is not None
+    exact = gradient @ torch.linalg.inv(torch.eye(shape[2], dtype=torch.float64) + r.mT @ r / (shape[1] * 0.2))
+    assert_close(kernels.subtract(gradient, r, inverse), exact, 1e-12)
+    assert_close(kernels.subtract(gradient, r, inverse, multiplied), exact, 1e-12)

@@ -58,7 +58,8 @@ class CapturedStep:
         self._device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
         self._warmup = warmup
         self._calls = 0
-        self._stream = torch.cuda.Stream()
+        # What everything waits for goes first; the branches fill what it leaves.
+        self._stream = torch.cuda.Stream(priority=-1)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Any = None
         self._rates = _LearningRates()

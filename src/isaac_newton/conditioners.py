@@ -74,15 +74,17 @@ def saw(site: Site, *sizes: int, groups: int = 1, own_rows: bool = True) -> None
 
 
 class _Columns(NamedTuple):
-    """What multiplies a gradient from the right: rows r, λ, and the inverse on their smaller side, `in_difference` of rows.
+    """What multiplies a gradient from the right: rows r, λ, and the inverse P on their smaller side, `in_difference` of rows.
 
-    Without an inverse the gradient stays plain where λ is infinite; else the kernel that multiplies forms it.
+    Without an inverse the gradient stays plain where λ is infinite; else the kernel that multiplies forms it. P r may be there
+    as well, `multiplied`.
     """
 
     r: Float[Tensor, "groups rows in"]
     total: int
     damping: float | Tensor
     inverse: Tensor | None
+    multiplied: Float[Tensor, "groups rows in"] | None = None
 
     def multiply(self, gradient: Float[Tensor, "groups out in"]) -> Float[Tensor, "groups out in"]:
         """∇ (I + rᵀr/(kλ))⁻¹."""
@@ -97,7 +99,7 @@ class _Columns(NamedTuple):
         gradient, r = cast(gradient, inverse.dtype), cast(self.r, inverse.dtype)
         if count < r.shape[-1]:
             # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
-            return kernels.subtract(gradient, r, inverse)
+            return kernels.subtract(gradient, r, inverse, self.multiplied)
         # Of one matrix: torch takes up to three times as long for a batch of one.
         return (gradient[0] @ inverse[0])[None] if len(r) == 1 else gradient @ inverse
 
@@ -139,11 +141,17 @@ def rows_conditioner(
     damping = site.settings.input_damping(r, counted)
     if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
         return _Columns(r, total, math.inf, None)
-    by_rows = count < features
-    if by_rows and kernels.can_multiply(r):
+    by_rows, captured = count < features, site.settings.overlap is not None
+    if by_rows and kernels.can_multiply(r) and not captured:
         return _Columns(r, total, damping, None)
     inverse = shared.get(key, lambda: _inverse(r if by_rows else r.mT, damping, count, site, in_difference=by_rows))
-    return _Columns(r, total, math.inf if inverse is None else damping, inverse)
+    if inverse is None:
+        return _Columns(r, total, math.inf, None)
+    multiplied = None
+    if by_rows and captured:
+        # All that can be done before the gradient is there is done beside other work.
+        multiplied = shared.get(("multiplied", key), lambda: kernels.multiplied(inverse, r))
+    return _Columns(r, total, damping, inverse, multiplied)
 
 
 def as_matrix(grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any, r: Float[Tensor, "groups rows in"]) -> Tensor:

@@ -22,6 +22,7 @@ __all__ = [
     "can_multiply",
     "conditioners",
     "inverse",
+    "multiplied",
     "multiply",
     "product",
     "subtract",
@@ -30,12 +31,12 @@ __all__ = [
 
 #: Beyond, one Triton program takes longer than cuSOLVER.
 MOST_FUSED_ROWS = 128
-#: So many rows have their inverse formed by the kernel that multiplies with it.
+#: So many rows condition a gradient in one kernel.
 FEW_ROWS = 16
+#: Of so many features; the libraries spread the products with longer rows over more of the device.
+_MOST_SUBTRACTED = 512
 #: Of a convolution's kernel, for `tap_means`.
 MOST_TAPS = 64
-#: Numbers of a gradient.
-_MOST_SUBTRACTED = 2**22
 #: Up to so many, rows are multiplied however few the outputs are.
 _FEW_FEATURES = 512
 
@@ -195,9 +196,12 @@ def multiply(
 
 
 def subtract(
-    gradient: Float[Tensor, "*groups out in"], r: Float[Tensor, "*groups rows in"], inverse: Float[Tensor, "*groups rows rows"]
+    gradient: Float[Tensor, "*groups out in"],
+    r: Float[Tensor, "*groups rows in"],
+    inverse: Float[Tensor, "*groups rows rows"],
+    multiplied: Float[Tensor, "*groups rows in"] | None = None,
 ) -> Float[Tensor, "*groups out in"]:
-    """∇ − ∇rᵀ P r, what Woodbury leaves of a gradient; P is the inverse of rows, `in_difference`.
+    """∇ − ∇rᵀ P r, what Woodbury leaves of a gradient; P is the inverse of rows, `in_difference`, and P r is `multiplied`.
 
     The difference can be much smaller than its parts, so that these are not rounded, whatever torch may do to products (TF32).
     """
@@ -208,20 +212,43 @@ def subtract(
     alone = r.dim() == 3 and len(r) == 1
     if alone:
         # Of one matrix: torch takes up to three times as long for a batch of one.
-        gradient, r, inverse = gradient[0], r[0], inverse[0]
+        gradient, r, inverse, multiplied = gradient[0], r[0], inverse[0], None if multiplied is None else multiplied[0]
     difference: Callable[..., Tensor] = torch.addmm if r.dim() == 2 else torch.baddbmm
-    with dense.unrounded(r) if _has_values(r) else contextlib.nullcontext():
-        result = difference(gradient, (gradient @ r.mT) @ inverse, r, alpha=-1)
+    with _unrounded(r):
+        seen = gradient @ r.mT
+        if multiplied is None:
+            result = difference(gradient, seen @ inverse, r, alpha=-1)
+        else:
+            result = difference(gradient, seen, multiplied, alpha=-1)
     return result[None] if alone else result
 
 
+def multiplied(
+    inverse: Float[Tensor, "groups rows rows"], r: Float[Tensor, "groups rows in"]
+) -> Float[Tensor, "groups rows in"] | None:
+    """P r for `subtract`, to be had before the gradient is; None where that takes one kernel anyway."""
+    if _are_few(r):
+        return None
+    with _unrounded(r):
+        return (inverse[0] @ r[0])[None] if len(r) == 1 else inverse @ r
+
+
+def _unrounded(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    return dense.unrounded(x) if _has_values(x) else contextlib.nullcontext()
+
+
+def _are_few(r: Tensor) -> bool:
+    """Whether one kernel can subtract with these rows, and is faster than the libraries' products."""
+    few = r.dim() == 3 and len(r) == 1 and r.shape[-2] <= FEW_ROWS and r.shape[-1] <= _MOST_SUBTRACTED
+    return few and can_fuse(r, r.shape[-2])
+
+
 def _can_subtract(gradient: Tensor, r: Tensor, inverse: Tensor) -> bool:
-    """Whether one kernel can take these, and not so large that the libraries' products are faster."""
-    if r.dim() != 3 or len(r) > 1 or not can_fuse(r, r.shape[-2]) or not _has_values(gradient):
+    """Whether this gradient can be taken too."""
+    if not _are_few(r) or not _has_values(gradient):
         return False
     differentiable = torch.is_grad_enabled() and (gradient.requires_grad or r.requires_grad or inverse.requires_grad)
-    small = gradient.shape[-2] * gradient.shape[-1] <= _MOST_SUBTRACTED
-    return gradient.dtype is inverse.dtype is torch.float32 and small and not differentiable
+    return gradient.dtype is inverse.dtype is torch.float32 and not differentiable
 
 
 def tap_means(

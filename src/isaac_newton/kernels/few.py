@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Gradients times a conditioner of rows, ∇ (I + rᵀr/(kλ))⁻¹, in one Triton launch: both products and the difference.
+"""Gradients times a conditioner of few rows, ∇ (I + rᵀr/(kλ))⁻¹, in one Triton launch: both products and the difference.
 
-Few rows have their inverse formed by the kernel that multiplies with it, for others it is given.
+The kernel that multiplies forms the inverse as well, unless it is given.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.kernels.launch import PIVOTS, Launch, kind_of_damping, outer, remember
+from isaac_newton.kernels.launch import PIVOTS, Launch, kind_of_damping, least_pivot, outer, remember
 
 __all__ = ["multiply", "subtract"]
 
 #: Outputs of a program, and features that it takes at once.
-_OUTPUTS, _WIDE_CHUNK, _TALL_CHUNK = 16, 128, 64
+_OUTPUTS, _CHUNK = 16, 128
 
 _PRODUCTS: dict[Any, Launch] = {}
 _DIFFERENCES: dict[Any, Launch] = {}
@@ -38,7 +38,7 @@ def multiply(
     key = (gradient.shape, strides, rows, gradient.device.index, aligned, kind_of_damping(damping))
     launch = _PRODUCTS.get(key)
     if launch is None:
-        constants = {"POINTER": pointer, "ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _WIDE_CHUNK}
+        constants = {"POINTER": pointer, "ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _CHUNK}
         launch = remember(_PRODUCTS, key, Launch(_multiply, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants))
     launch(gradient, r, result, damping, rows, outputs, features, *strides)
     return result
@@ -47,7 +47,7 @@ def multiply(
 def subtract(
     gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], inverse: Float[Tensor, "groups rows rows"]
 ) -> Float[Tensor, "groups out in"]:
-    """∇ − ∇rᵀ P r for up to 128 rows, in one launch: what Woodbury leaves of a gradient, P the inverse, scaled."""
+    """∇ − ∇rᵀ P r for up to 16 rows, in one launch: what Woodbury leaves of a gradient, P the inverse, scaled."""
     groups, outputs, features = gradient.shape
     rows = r.shape[1]
     result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
@@ -56,8 +56,7 @@ def subtract(
     key = (gradient.shape, strides, rows, gradient.device.index, aligned)
     launch = _DIFFERENCES.get(key)
     if launch is None:
-        block = max(PIVOTS, triton.next_power_of_2(rows))
-        constants = {"ROWS": block, "OUTPUTS": _OUTPUTS, "CHUNK": _TALL_CHUNK}
+        constants = {"ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _CHUNK}
         launch = remember(_DIFFERENCES, key, Launch(_subtract, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants))
     launch(gradient, r, inverse, result, rows, outputs, features, *strides)
     return result
@@ -69,7 +68,7 @@ def _few_inverse(x, size, features, row_stride, feature_stride, strength, SIZE: 
     matrix = outer(x, 0, features, size, features, row_stride, feature_stride, SIZE, CHUNK) / strength
     i = tl.arange(0, SIZE)
     diagonal = i[:, None] == i[None, :]
-    least = 1.0 + 1.1920929e-07 * tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
+    least = least_pivot(tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0))
     matrix += tl.where(diagonal, least, 0.0)
     for step in range(size):
         on_row = i[:, None] == step

@@ -17,7 +17,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.kernels.launch import PIVOTS, Launch, kind_of_damping, outer, remember
+from isaac_newton.kernels.launch import PIVOTS, Launch, kind_of_damping, least_pivot, outer, remember
 
 __all__ = ["JOBS", "MOST_MULTIPLIED", "inverse", "inverses"]
 
@@ -151,9 +151,8 @@ def _swept(matrix, work, size, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
     """(I + matrix)⁻¹; `work` has room for it."""
     i = tl.arange(0, BLOCK)
     square = i[:, None] * BLOCK + i[None, :]
-    # As much again as the products were rounded by: where rows repeat, that outweighs the identity, and pivots would be noise.
     diagonal = i[:, None] == i[None, :]
-    least = 1.0 + 1.1920929e-07 * tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
+    least = least_pivot(tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0))
     matrix += tl.where(diagonal, least, 0.0)
     # The first part's place is free now: through it, columns of the matrix are read and written.
     tl.store(work + square, matrix)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["PIVOTS", "Launch", "kind_of_damping", "outer", "remember"]
+__all__ = ["PIVOTS", "Launch", "kind_of_damping", "least_pivot", "outer", "remember"]
 
 #: Of a matrix that is inverted, so many are swept at a time.
 PIVOTS = 16
@@ -46,6 +46,17 @@ def remember(plans: dict[Any, _T], key: object, plan: _T) -> _T:
         plans.clear()
     plans[key] = plan
     return plan
+
+
+@triton.jit
+def least_pivot(trace):
+    """What stands for the identity beside a Gram matrix of this trace, and what no pivot is smaller than.
+
+    Products are rounded by 2⁻²³ of the trace. Where rows repeat and that outweighs the identity, pivots would be noise, so
+    that as much again is added; far below, nothing to speak of, since in a difference (Woodbury) it would be seen.
+    """
+    rounding = 1.1920929e-07 * trace
+    return 1.0 + rounding * tl.minimum(rounding, 1.0)
 
 
 @triton.jit
