@@ -489,8 +489,9 @@ def test_a_real_encoder_learns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _summary(ours: float, plain: float, *, std: float = 0.01, n: int = 5, diverged: int = 0) -> dict[str, Any]:
     def cell(mean: float, diverged: int = 0) -> dict[str, Any]:
-        values = [mean + std * (number - (n - 1) / 2) for number in range(n)]
-        return {"mean": mean, "std": std, "n": n, "diverged": diverged, "values": values, "settings": ""}
+        ended = n - diverged
+        values = [mean + std * (number - (ended - 1) / 2) for number in range(ended)]
+        return {"mean": mean, "std": std, "n": ended, "diverged": diverged, "values": values, "settings": ""}
 
     rows: list[dict[str, Any]] = [
         {"label": "∇", "method": "gradient", "cells": [cell(plain) for _ in COLUMNS]},
@@ -547,6 +548,14 @@ def test_runs_that_diverged_count_against_a_method(tmp_path: Path) -> None:
     assert found["E4.1"].verdict == Verdict.FAILS
     assert found["E4.4"].verdict == Verdict.FAILS
     assert "2 diverged" in found["E4.1"].figures
+
+
+def test_a_comparison_with_runs_still_to_come_is_open(tmp_path: Path) -> None:
+    summary = _summary(0.40, 0.50)
+    summary["rows"][1]["cells"][COLUMNS.index("CoLA (Matthews)")]["n"] = 3
+    found = _ledger(summary, tmp_path)
+    assert found["E4.1"].verdict == found["E4.4"].verdict == Verdict.UNKNOWN
+    assert found["E4.2"].verdict == Verdict.FAILS
 
 
 def test_claims_without_enough_data_are_open(tmp_path: Path) -> None:

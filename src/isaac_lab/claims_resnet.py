@@ -43,12 +43,14 @@ class Difference:
 
 
 def differences(summary: Mapping[str, Any]) -> dict[str, Difference]:
-    """By setting, where both methods have two runs at least."""
+    """By setting, where both methods have the same number of runs, and two that ended at least."""
     rows = {row["name"]: row["cells"] for row in summary["rows"]}
     found = {}
     for place, setting in enumerate(SETTINGS):
         ours, plain = (rows[name][place] if name in rows else None for name in (OURS, PLAIN))
         if ours is None or plain is None or min(ours["n"], plain["n"]) < 2:
+            continue
+        if ours["n"] + ours["diverged"] != plain["n"] + plain["diverged"]:
             continue
         error = math.sqrt(sum(cell["std"] ** 2 / cell["n"] for cell in (ours, plain)))
         value = ours["mean"] - plain["mean"]
