@@ -56,7 +56,7 @@ def test_a_run_in_this_process_is_recorded(local: list[Record]) -> None:
         assert record.executor == "local"
         assert record.scale == "smoke"
         assert record.origin["data"] == {"name": "digits", "checksum": load("digits").checksum}
-        assert record.origin["versions"]["torch"] == torch.__version__
+        assert record.origin["versions"]["torch"] == importlib.metadata.version("torch")
         assert record.origin["machine"]["threads"] == 1
     steps = len(load("digits").train_labels) // 60
     assert [point.step for point in local[0].points] == [0, steps, 2 * steps]

@@ -1,5 +1,6 @@
 """The trial engine: one frozen trial, its record, its store, the pool, the clock, and every method that there is."""
 
+import importlib.metadata
 import json
 import math
 from collections.abc import Callable
@@ -406,7 +407,7 @@ def test_a_record_says_what_ran_and_where(mlp: Workload) -> None:
     assert record["trial"] == asdict(MLP)
     assert (record["kind"], record["format"], record["mode"], record["data"]) == ("trial", loop.FORMAT, "eager", "digits")
     assert set(record["points"][0]) == {"step", "seconds", "train_loss", "test_loss", "test_accuracy"}
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["torch"] == importlib.metadata.version("torch")
 
 
 def test_times_of_methods_that_take_turns(monkeypatch: pytest.MonkeyPatch, mlp: Workload) -> None:

@@ -76,6 +76,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
 
 def _traced_linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arrange: Arrange) -> Tensor:
     """The same for torch.compile and torch.func."""
+    leave_graphs_of_torch_func()
     if site.settings.needs_extra_pass and torch.compiler.is_compiling():
         from isaac_newton import uncompiled  # importing the compiler takes a second, and here it is there
 
@@ -122,6 +123,7 @@ def condition(
         return weight, bias
     traced = is_traced()
     if traced:
+        leave_graphs_of_torch_func()
         refuse_steps_in_torch_func(site)
     overlap = None if traced else site.settings.overlap
     shared = Shared() if traced else site.settings.inputs.shared(input, branch=None if overlap is None else site)
@@ -161,6 +163,7 @@ def condition_output(
         transform(output.detach(), *given, site)
         return output
     if torch.compiler.is_compiling():
+        leave_graphs_of_torch_func()
         result: Tensor = _apply_traced(_Transform, output, transform, site.number, *given)
         return result
     late = None

@@ -50,6 +50,10 @@ class Patches:
     innermost: bool = False
 
     def __call__(self, x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
+        """`view`."""
+        return self.view(x)
+
+    def view(self, x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
         """The view (groups, samples, *places, channels of the group, *kernel); an input without samples is one sample.
 
         If `innermost`, (groups, samples, *places, *kernel, channels of the group).

@@ -39,7 +39,10 @@ def is_traced() -> bool:
 
 
 def leave_graphs_of_torch_func() -> None:
-    """For the compiler, weights in `torch.func.grad` need no gradient; it would silently give the plain one."""
+    """For the compiler, weights in `torch.func.grad` need no gradient, and it would silently give the plain one.
+
+    That of torch 2.15 knows that they do, and fails.
+    """
     if torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         torch._dynamo.graph_break(
             msg="torch.func inside of torch.compile does not say which weights need gradients: compile without fullgraph, so "
@@ -70,7 +73,8 @@ def _traced_rows(x: Tensor, layout: Layout, gradient: Tensor, site: Site) -> tup
     """As `Layout.rows`, without a look at a value: rows, and which of them count."""
     settings = site.settings
     x = cast(x, working_dtype(x.dtype))
-    view, positions = layout.arrange(x)
+    # By name: the compiler of torch 2.9 cannot call an object.
+    view, positions = layout.arrange.view(x) if isinstance(layout.arrange, rows.Patches) else layout.arrange(x)
     places = view.shape[1 : 2 + positions]
     total = math.prod(places)
     mask = layout.mask if layout.mask is not None and layout.mask.shape == places else None

@@ -110,29 +110,35 @@ def _embedding_bag(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Tensor:
-    def bags(weight: Tensor, per_sample: Tensor | None) -> Tensor:
-        return F.embedding_bag(
-            input,
-            weight,
-            offsets,
-            layer.max_norm,
-            layer.norm_type,
-            layer.scale_grad_by_freq,
-            layer.mode,
-            layer.sparse,
-            per_sample,
-            layer.include_last_offset,
-            layer.padding_idx,
-        )
-
     multiply = _multiply_at_run_time if torch.compiler.is_compiling() else _multiply
     given = (input, offsets, None if per_sample_weights is None else per_sample_weights.detach())
     if per_sample_weights is None or not per_sample_weights.requires_grad:
-        return condition_output(bags(layer.weight, per_sample_weights), layer.weight, site, multiply, *given)
+        output = _bags(layer, input, offsets, layer.weight, per_sample_weights)
+        return condition_output(output, layer.weight, site, multiply, *given)
     # The gradient of the per-sample weights must stay exact: it takes the plain path, the embedding the conditioned one. The
     # second term is exactly zero.
-    conditioned = condition_output(bags(layer.weight, per_sample_weights.detach()), layer.weight, site, multiply, *given)
-    return bags(layer.weight.detach(), per_sample_weights) + (conditioned - conditioned.detach())
+    output = _bags(layer, input, offsets, layer.weight, per_sample_weights.detach())
+    conditioned = condition_output(output, layer.weight, site, multiply, *given)
+    plain = _bags(layer, input, offsets, layer.weight.detach(), per_sample_weights)
+    return plain + (conditioned - conditioned.detach())
+
+
+def _bags(
+    layer: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, weight: Tensor, per_sample_weights: Tensor | None
+) -> Tensor:
+    return F.embedding_bag(
+        input,
+        weight,
+        offsets,
+        layer.max_norm,
+        layer.norm_type,
+        layer.scale_grad_by_freq,
+        layer.mode,
+        layer.sparse,
+        per_sample_weights,
+        layer.include_last_offset,
+        layer.padding_idx,
+    )
 
 
 def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None, site: Any) -> Tensor:
