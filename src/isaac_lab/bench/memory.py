@@ -40,7 +40,10 @@ def cpu_peak(model: str, method: str, *, damping: float, threads: int) -> dict[s
 
 def profiled_peak(problem: Problem, method: Method, *, damping: float, threads: int = 1) -> dict[str, int]:
     """The same in this process; everything that the method allocates must be allocated here."""
-    with Mode("cpu", threads).active(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with (
+        Mode("cpu", threads).active(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler,
+    ):
         model, x, y = problem.make("cpu")
         step = method(model, problem.loss_fn, damping)
         for _ in range(WARM_UP):

@@ -120,7 +120,7 @@ def counted_traffic(shape: Shape, work: Workload, setting: Setting | None, dtype
 
 def peak_of_step(shape: Shape, work: Workload, setting: Setting | None, part: str) -> int:
     """Most bytes alive during a part of the step that renews: "backward", "between" or "step"."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         trainer = Trainer(shape, work, setting)
         for _ in range(trainer.cycle):
             trainer.step()
@@ -161,7 +161,7 @@ def peak_of_layer(layer: Layer, work: Workload, setting: Setting | None) -> int:
 
     # The kernels keep an identity matrix of each size from the first time on.
     run("first")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         run(MARK)
     return _peak(profiler)
 
