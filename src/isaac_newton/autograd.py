@@ -52,10 +52,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
 
     Nothing is saved or computed beyond `F.linear` unless the weight needs a gradient.
     """
-    if not (torch.is_grad_enabled() and weight.requires_grad):
+    traced = is_traced()
+    if traced:
         leave_graphs_of_torch_func()
+    if not (torch.is_grad_enabled() and weight.requires_grad):
         return F.linear(input, weight, bias)
-    if is_traced():
+    if traced:
         return _traced_linear(input, weight, bias, site, arrange)
     settings = site.settings
     if not settings.takes_every_row or settings.look is not None:
@@ -76,7 +78,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
 
 def _traced_linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arrange: Arrange) -> Tensor:
     """The same for torch.compile and torch.func."""
-    leave_graphs_of_torch_func()
     if site.settings.needs_extra_pass and torch.compiler.is_compiling():
         from isaac_newton import uncompiled  # importing the compiler takes a second, and here it is there
 
@@ -113,17 +114,17 @@ def condition(
     for name, tensor in (("weight", weight), ("bias", bias), ("input", input)):
         if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    if not (torch.is_grad_enabled() and weight.requires_grad):
+    traced = is_traced()
+    if traced:
         leave_graphs_of_torch_func()
+    if not (torch.is_grad_enabled() and weight.requires_grad):
         return weight, bias
     joint = bias if bias is not None and bias.requires_grad and site.settings.bias == "joint" else None
     if site.settings.look is not None:
         r, *_ = Layout(arrange, transposed, site.settings.mask).rows(input.detach(), site.settings)
         site.settings.look(site, r if joint is None else torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1))
         return weight, bias
-    traced = is_traced()
     if traced:
-        leave_graphs_of_torch_func()
         refuse_steps_in_torch_func(site)
     overlap = None if traced else site.settings.overlap
     shared = Shared() if traced else site.settings.inputs.shared(input, branch=None if overlap is None else site)
@@ -154,8 +155,10 @@ def condition_output(
     It is called with the gradient, what is `given`, and the site; in compiled code it is an operator, with the site's number.
     In a step that is captured `ahead` is called before, with what is given and the site, and returns the transform.
     """
-    if not (torch.is_grad_enabled() and weight.requires_grad and output.requires_grad):
+    traced = is_traced()
+    if traced:
         leave_graphs_of_torch_func()
+    if not (torch.is_grad_enabled() and weight.requires_grad and output.requires_grad):
         return output
 
     settings = site.settings
@@ -163,11 +166,10 @@ def condition_output(
         transform(output.detach(), *given, site)
         return output
     if torch.compiler.is_compiling():
-        leave_graphs_of_torch_func()
         result: Tensor = _apply_traced(_Transform, output, transform, site.number, *given)
         return result
     late = None
-    if is_traced():
+    if traced:
         refuse_steps_in_torch_func(site)
     elif ahead is not None and settings.overlap is not None and settings.when == "backward":
         # What is given is all that it depends on, so that it need not be waited for.
