@@ -45,7 +45,12 @@ assert not fused.inverse(x, 1.0, 20).isfinite().all()
 for shapes in ([(60, 784), (60, 100), (60, 30), (7, 7)], [(60, 40)], [(5, 9)] * 8, [(1, 5), (128, 100), (128, 128)]):
     xs = [torch.rand(*shape) for shape in shapes]
     whole = [len(x) % 2 == 1 or x.shape[1] == 100 for x in xs]
-    for x, result, multiplied in zip(xs, fused.inverses(xs, 0.7, whole), whole, strict=True):
+    kinds = [fused.MULTIPLIED * multiplied for multiplied in whole]
+    results = fused.inverses(xs, 0.7, kinds)
+    scaled = fused.inverses(xs, torch.tensor(0.7), [kind + fused.SCALED for kind in kinds], launches=2)
+    for x, result, other in zip(xs, results, scaled, strict=True):
+        torch.testing.assert_close(other, result / (len(x) * 0.7), rtol=1e-4, atol=1e-6)
+    for x, result, multiplied in zip(xs, results, whole, strict=True):
         small = x if x.shape[0] < x.shape[1] else x.mT
         exact = equations.inverse(small.double(), 1 / (len(x) * 0.7))
         if multiplied:

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isaac_newton import kernels, rows
-from isaac_newton.ahead import Awaited, can_wait
+from isaac_newton.ahead import Awaited, can_keep, can_wait
 from isaac_newton.conditioners import (
+    AwaitedColumns,
     Early,
     as_matrix,
     as_rows,
@@ -126,18 +127,21 @@ def condition(
         return weight, bias
     if traced:
         refuse_steps_in_torch_func(site)
-    overlap = None if traced else site.settings.overlap
-    shared = Shared() if traced else site.settings.inputs.shared(input, branch=None if overlap is None else site)
-    place = site.place(weight, transposed=transposed, bias=joint) if site.settings.when == "step" else None
-    layout = Layout(arrange, transposed, site.settings.mask, place)
-    early = None
+    settings = site.settings
+    overlap = None if traced else settings.overlap
     if overlap is not None:
         overlap.update([id(weight), id(joint)])
-        if site.settings.takes_few_rows:
-            # They are all that the conditioner depends on, so it starts before the layer's own product.
-            with streams.beside(shared.branch, input), full_precision(input):
-                early = columns_conditioner(input.detach(), layout, site, shared, joint=joint is not None)
-    arguments = (weight, joint, input, layout, site, shared, early)
+    place = site.place(weight, transposed=transposed, bias=joint) if settings.when == "step" else None
+    layout = Layout(arrange, transposed, settings.mask, place)
+    given: Shared | AwaitedColumns
+    if not traced and settings.takes_few_rows and (overlap is not None or can_keep()):
+        outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
+        given = AwaitedColumns(input, outputs, site, layout, joint is not None)
+        if overlap is not None:
+            given.start()
+    else:
+        given = Shared() if traced else settings.inputs.shared(input, branch=None if overlap is None else site)
+    arguments = (weight, joint, input, layout, site, given)
     new_weight, new_bias = (_apply_traced if traced else _apply)(_Condition, *arguments)
     return new_weight, bias if joint is None else new_bias
 
@@ -207,7 +211,7 @@ class _Condition(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        weight, bias, x, ctx.layout, ctx.site, ctx.shared, ctx.early = inputs
+        weight, bias, x, ctx.layout, ctx.site, ctx.given = inputs
         ctx.joint = bias is not None
         if ctx.site.settings.overlap is not None:
             ctx.parameters = [weight] if bias is None else [weight, bias]
@@ -217,7 +221,7 @@ class _Condition(torch.autograd.Function):
     def backward(ctx: Any, grad_weight: Tensor, grad_bias: Tensor | None) -> Any:
         (x,), layout, site = ctx.saved_tensors, ctx.layout, ctx.site
         if torch.compiler.is_compiling():
-            return *traced_gradients(ctx, x, grad_weight, grad_bias), None, None, None, None, None
+            return *traced_gradients(ctx, x, grad_weight, grad_bias), None, None, None, None
         overlap = site.settings.overlap
         site.settings.enter_backward()
         if layout.place is not None:
@@ -227,11 +231,13 @@ class _Condition(torch.autograd.Function):
         elif overlap is None:
             gradients = _condition_gradients(ctx, x, grad_weight, grad_bias)
         else:
-            with streams.beside(ctx.shared.branch, *(tensor for tensor in (x, grad_weight, grad_bias) if tensor is not None)):
+            # Those that start together have one branch.
+            branch = site.settings if isinstance(ctx.given, AwaitedColumns) else ctx.given.branch
+            with streams.beside(branch, *(tensor for tensor in (x, grad_weight, grad_bias) if tensor is not None)):
                 weight, bias = _condition_gradients(ctx, x, grad_weight, grad_bias)
                 gradients = _laid_out(weight, ctx.parameters[0]), bias
-            _join(ctx.shared.branch, overlap, ctx.parameters, gradients, joint=ctx.joint)
-        return *gradients, None, None, None, None, None
+            _join(branch, overlap, ctx.parameters, gradients, joint=ctx.joint)
+        return *gradients, None, None, None, None
 
 
 class _Transform(torch.autograd.Function):
@@ -253,9 +259,16 @@ class _Transform(torch.autograd.Function):
 def _condition_gradients(ctx: Any, x: Tensor, grad_weight: Tensor, grad_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The gradients of weight and joint bias, multiplied by the conditioner."""
     with full_precision(grad_weight):
-        columns = ctx.early
-        if columns is None:
-            columns = columns_conditioner(x, ctx.layout, ctx.site, ctx.shared, joint=ctx.joint)
+        given = ctx.given
+        if isinstance(given, Shared):
+            columns = columns_conditioner(x, ctx.layout, ctx.site, given, joint=ctx.joint)
+        elif torch.is_grad_enabled():
+            columns = columns_conditioner(x, ctx.layout, ctx.site, Shared(), joint=ctx.joint)
+        else:
+            columns = given.conditioner()
+            if ctx.site.settings.overlap is None:
+                # A second pass through the same graph asks anew, so that what one pass used does not outlive it.
+                ctx.given = Shared()
         gradient = as_matrix(grad_weight, grad_bias, ctx, columns.r)
         return from_matrix(multiply_gradient(gradient, columns, ctx.site), grad_weight, grad_bias, ctx)
 

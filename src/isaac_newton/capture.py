@@ -175,14 +175,14 @@ class _DeviceDampings:
         assert settings is not None
         settings.device_damping, settings.overlap = self._input.value, Counter()
         # What other steps computed is not in this graph, nor this one's for them.
-        settings.inputs = Inputs()
+        settings.inputs, settings.awaited = Inputs(), []
         if settings.conditions_outputs and settings.output_damping != "kfac":
             settings.device_output_damping = self._output.value
         try:
             yield
         finally:
             settings.device_damping = settings.device_output_damping = settings.overlap = None
-            settings.inputs = Inputs()
+            settings.inputs, settings.awaited = Inputs(), []
 
     def refresh(self) -> None:
         """Before a replay: write what changed, and count the backward pass."""

@@ -5,6 +5,7 @@ The dtype policy is here: linear algebra in float32 or better, whatever autocast
 
 import contextlib
 import math
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from isaac_newton.settings import Settings
 from isaac_newton.site import Site
 
 __all__ = [
+    "AwaitedColumns",
     "Early",
     "as_matrix",
     "as_rows",
@@ -76,8 +78,8 @@ def saw(site: Site, *sizes: int, groups: int = 1, own_rows: bool = True) -> None
 class _Columns(NamedTuple):
     """What multiplies a gradient from the right: rows r, λ, and the inverse P on their smaller side, `in_difference` of rows.
 
-    Without an inverse the gradient stays plain where λ is infinite; else the kernel that multiplies forms it. P r may be there
-    as well, `multiplied`.
+    P r, `multiplied`, may be there beside P or in its place. Without either the gradient stays plain where λ is infinite; else
+    the kernel that multiplies forms the inverse.
     """
 
     r: Float[Tensor, "groups rows in"]
@@ -91,17 +93,76 @@ class _Columns(NamedTuple):
         if (isinstance(self.damping, float) and self.damping == math.inf) or gradient.numel() == 0:
             return gradient
         count, inverse = self.r.shape[-2], self.inverse
-        if inverse is None and not (torch.is_grad_enabled() and gradient.requires_grad):
-            return kernels.multiply(cast(gradient, self.r.dtype), self.r, self.damping)
-        if inverse is None:
+        if inverse is None and self.multiplied is None:
+            if not (torch.is_grad_enabled() and gradient.requires_grad):
+                return kernels.multiply(cast(gradient, self.r.dtype), self.r, self.damping)
             scale = 1 / (count * self.damping)
             inverse = scale * equations.inverse(equations.precise(self.r), scale)
-        gradient, r = cast(gradient, inverse.dtype), cast(self.r, inverse.dtype)
+        dtype = self.r.dtype if inverse is None else inverse.dtype
+        gradient, r = cast(gradient, dtype), cast(self.r, dtype)
         if count < r.shape[-1]:
             # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
             return kernels.subtract(gradient, r, inverse, self.multiplied)
+        assert inverse is not None
         # Of one matrix: torch takes up to three times as long for a batch of one.
         return (gradient[0] @ inverse[0])[None] if len(r) == 1 else gradient @ inverse
+
+
+class AwaitedColumns(Awaited):
+    """What a layer received whose rows are few, whatever the number of positions.
+
+    Args:
+        input: What the layer received.
+        outputs: Into how many features it turns a row.
+        site: The layer's site.
+        layout: How the one becomes the other.
+        joint: Whether the bias is conditioned with the weight.
+    """
+
+    __slots__ = ("_damping", "_joint", "_layout", "_r", "_total")
+
+    def __init__(self, input: Tensor, outputs: int, site: Site, layout: Layout, joint: bool) -> None:
+        super().__init__(input, outputs, site)
+        self._layout, self._joint = layout, joint
+
+    @property
+    def same(self) -> Hashable:
+        """What another one has if its conditioner is this one's."""
+        return id(self.input), self._layout.arrange, id(self._layout.mask), self._joint
+
+    def job(self, strength: float, relative: bool) -> Any:
+        """What there is to do, or what is found without doing it."""
+        x, settings = self.input.detach(), self.site.settings
+        with full_precision(x):
+            r, total, counted = self._layout.rows(x, settings, drop=_may_look(x, settings))
+            r = _with_ones(r, counted) if self._joint else r
+            damping = settings.input_damping(r, counted)
+        if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
+            return _Columns(r, total, math.inf, None)
+        if settings.overlap is None and r.shape[-2] < r.shape[-1] and kernels.can_multiply(r):
+            return _Columns(r, total, damping, None)
+        self._r, self._total, self._damping = r, total, damping
+        return kernels.Job(r[0] if len(r) == 1 else r, damping, self.outputs, of_gradient=True)
+
+    def finish(self, conditioner: kernels.Conditioner) -> Any:
+        """What is found by doing it."""
+        r, total, damping = self._r, self._total, self._damping
+        del self._r, self._total, self._damping
+        inverse, multiplied = conditioner
+        if inverse is None and multiplied is None:
+            return _Columns(r, total, math.inf, None)
+        if len(r) == 1:
+            inverse, multiplied = (None if x is None else x[None] for x in (inverse, multiplied))
+        if self.site.settings.overlap is not None and inverse is not None and r.shape[-2] < r.shape[-1]:
+            # All that can be done before the gradient is there is done beside other work.
+            multiplied = kernels.multiplied(inverse, r)
+        return _Columns(r, total, damping, inverse, multiplied)
+
+
+def _with_ones(r: Float[Tensor, "groups rows in"], counted: Bool[Tensor, " rows"] | None) -> Float[Tensor, "groups rows wide"]:
+    """With a last column for a joint bias: ones, where rows count."""
+    ones = r.new_ones(*r.shape[:2], 1)
+    return torch.cat([r, ones if counted is None else ones * counted[:, None]], dim=-1)
 
 
 def columns_conditioner(x: Tensor, layout: Layout, site: Site, shared: Shared, *, joint: bool) -> _Columns:
@@ -114,9 +175,7 @@ def columns_conditioner(x: Tensor, layout: Layout, site: Site, shared: Shared, *
 
     # To keep many until the pass ends, in float32, would take more memory than what the layers themselves keep.
     r, total, counted = shared.get(("rows", key), find) if settings.takes_few_rows or settings.ranks is not None else find()
-    if joint:
-        ones = r.new_ones(*r.shape[:2], 1)
-        r = torch.cat([r, ones if counted is None else ones * counted[:, None]], dim=-1)
+    r = _with_ones(r, counted) if joint else r
     return rows_conditioner(r, total, site, shared, key, counted)
 
 
@@ -141,17 +200,11 @@ def rows_conditioner(
     damping = site.settings.input_damping(r, counted)
     if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
         return _Columns(r, total, math.inf, None)
-    by_rows, captured = count < features, site.settings.overlap is not None
-    if by_rows and kernels.can_multiply(r) and not captured:
+    by_rows = count < features
+    if by_rows and kernels.can_multiply(r):
         return _Columns(r, total, damping, None)
     inverse = shared.get(key, lambda: _inverse(r if by_rows else r.mT, damping, count, site, in_difference=by_rows))
-    if inverse is None:
-        return _Columns(r, total, math.inf, None)
-    multiplied = None
-    if by_rows and captured:
-        # All that can be done before the gradient is there is done beside other work.
-        multiplied = shared.get(("multiplied", key), lambda: kernels.multiplied(inverse, r))
-    return _Columns(r, total, damping, inverse, multiplied)
+    return _Columns(r, total, math.inf if inverse is None else damping, inverse)
 
 
 def as_matrix(grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any, r: Float[Tensor, "groups rows in"]) -> Tensor:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,8 +14,10 @@ from isaac_newton import equations
 from isaac_newton.kernels import dense
 
 __all__ = [
+    "JOBS",
     "MOST_TAPS",
     "Conditioner",
+    "Job",
     "average",
     "can_average",
     "can_fuse",
@@ -29,6 +31,8 @@ __all__ = [
     "tap_means",
 ]
 
+#: So many inverses of their own sizes fit into one launch.
+JOBS = 8
 #: Beyond, one Triton program takes longer than cuSOLVER.
 MOST_FUSED_ROWS = 128
 #: So many rows condition a gradient in one kernel.
@@ -91,59 +95,87 @@ def _repaired(inverse: Float[Tensor, "*groups k k"], in_difference: bool) -> tup
 
 
 class Conditioner(NamedTuple):
-    """What turns gᵀa into ζ*: an inverse, or rows that one has already multiplied; neither for the plain gradient."""
+    """What conditions a gradient: an inverse, or rows that one has already multiplied; neither for the plain gradient."""
 
     inverse: Float[Tensor, "..."] | None
-    rows: Float[Tensor, "_ _"] | None = None
+    rows: Float[Tensor, "..."] | None = None
 
 
-#: A layer's rows, λ, and its outputs.
-Job: TypeAlias = tuple[Float[Tensor, "_ _"], float | Tensor, int]
+class Job(NamedTuple):
+    """A conditioner to be found.
+
+    Args:
+        rows: A layer's rows, or those of its groups.
+        damping: λ.
+        outputs: Of the layer.
+        of_gradient: Whether it multiplies a gradient from the right. With fewer rows than features that is a difference
+            (`subtract`), for which the inverse is scaled.
+    """
+
+    rows: Float[Tensor, "*groups _ _"]
+    damping: float | Tensor
+    outputs: int
+    of_gradient: bool = False
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the inverse is on the side of the rows."""
+        return self.rows.shape[-2] < self.rows.shape[-1]
 
 
-def conditioners(work: Sequence[Job]) -> list[tuple[Conditioner, int | Tensor]]:
+def conditioners(work: Sequence[Job], *, in_graph: bool = False) -> list[tuple[Conditioner, int | Tensor]]:
     """`inverse` for each job, on the smaller side of its rows, and its failures: many in few calls, where that can be."""
     found: dict[int, tuple[Conditioner, int | Tensor]] = {}
     if len(work) > 1:
-        found = _few_launches(work) if work[0][0].is_cuda else _few_factorizations(work)
+        found = _few_launches(work, in_graph) if work[0].rows.is_cuda else _few_factorizations(work)
     results = []
-    for number, (rows, damping, _) in enumerate(work):
+    for number, job in enumerate(work):
         if number not in found:
-            result, failures = inverse(_smaller_side(rows), damping, len(rows))
+            side, in_difference = job.rows if job.by_rows else job.rows.mT, job.of_gradient and job.by_rows
+            result, failures = inverse(side, job.damping, job.rows.shape[-2], in_graph=in_graph, in_difference=in_difference)
             found[number] = Conditioner(result), failures
         results.append(found[number])
     return results
 
 
-def _few_launches(work: Sequence[Job]) -> dict[int, tuple[Conditioner, int | Tensor]]:
-    """Those of one λ whose rows lie in one piece; all of them can be fused (`ahead.can_wait`)."""
-    shared = work[0][1]
-    if not isinstance(shared, float):
-        return {}
+def _few_launches(work: Sequence[Job], in_graph: bool) -> dict[int, tuple[Conditioner, int | Tensor]]:
+    """Those of one λ whose rows lie in one piece."""
     from isaac_newton.kernels import fused
 
-    numbers, xs, multiplied = [], [], []
-    for number, (rows, damping, outputs) in enumerate(work):
-        if damping == shared and rows.is_contiguous():
-            count, features = rows.shape
+    numbers, xs, kinds = [], [], []
+    shared = work[0].damping
+    for number, (rows, damping, outputs, of_gradient) in enumerate(work):
+        if not (damping is shared or (isinstance(shared, float) and damping == shared)) or rows.dim() != 2:
+            continue
+        count, features = rows.shape
+        if rows.is_contiguous() and can_fuse(rows, min(count, features)):
             numbers.append(number)
             xs.append(rows)
-            # Multiplied rows save a product in the backward pass, but take the memory of the rows instead of the outputs'.
-            multiplied.append(max(count, features) <= fused.MOST_MULTIPLIED and features <= max(outputs, _FEW_FEATURES))
+            if not of_gradient:
+                # Multiplied rows save a product in the backward pass, but take the memory of the rows instead of the outputs'.
+                whole = max(count, features) <= fused.MOST_MULTIPLIED and features <= max(outputs, _FEW_FEATURES)
+                kinds.append(fused.MULTIPLIED if whole else 0)
+            elif count < features:
+                whole = features <= fused.MOST_MULTIPLIED and not in_graph
+                kinds.append(fused.SCALED + fused.MULTIPLIED if whole else fused.SCALED)
+            else:
+                kinds.append(0)
     found: dict[int, tuple[Conditioner, int | Tensor]] = {}
-    for start in range(0, len(xs), fused.JOBS):
-        part = slice(start, start + fused.JOBS)
-        results = fused.inverses(xs[part], shared, multiplied[part])
-        for number, result, whole in zip(numbers[part], results, multiplied[part], strict=True):
-            found[number] = Conditioner(None, result) if whole else Conditioner(result), 0
+    for start in range(0, len(xs), JOBS):
+        part = slice(start, start + JOBS)
+        results = fused.inverses(xs[part], shared, kinds[part], launches=2 if in_graph else 1)
+        for number, result, kind in zip(numbers[part], results, kinds[part], strict=True):
+            found[number] = Conditioner(None, result) if kind & fused.MULTIPLIED else Conditioner(result), 0
     return found
 
 
 def _few_factorizations(work: Sequence[Job]) -> dict[int, tuple[Conditioner, int | Tensor]]:
     """Those of one size."""
     sizes: dict[int, list[int]] = {}
-    for number, (rows, *_) in enumerate(work):
-        sizes.setdefault(min(rows.shape), []).append(number)
+    for number, (rows, _, _, of_gradient) in enumerate(work):
+        # A difference needs more digits than the inverse of many at once has.
+        if not of_gradient:
+            sizes.setdefault(min(rows.shape), []).append(number)
     found: dict[int, tuple[Conditioner, int | Tensor]] = {}
     for numbers in sizes.values():
         scales = [1 / (len(work[number][0]) * float(work[number][1])) for number in numbers]
@@ -198,28 +230,30 @@ def multiply(
 def subtract(
     gradient: Float[Tensor, "*groups out in"],
     r: Float[Tensor, "*groups rows in"],
-    inverse: Float[Tensor, "*groups rows rows"],
+    inverse: Float[Tensor, "*groups rows rows"] | None,
     multiplied: Float[Tensor, "*groups rows in"] | None = None,
 ) -> Float[Tensor, "*groups out in"]:
-    """∇ − ∇rᵀ P r, what Woodbury leaves of a gradient; P is the inverse of rows, `in_difference`, and P r is `multiplied`.
+    """∇ − ∇rᵀ P r, what Woodbury leaves of a gradient; P is the inverse of rows, `in_difference`, or P r is `multiplied`.
 
     The difference can be much smaller than its parts, so that these are not rounded, whatever torch may do to products (TF32).
     """
-    if _can_subtract(gradient, r, inverse):
+    if inverse is not None and _can_subtract(gradient, r, inverse):
         from isaac_newton.kernels import few
 
         return few.subtract(gradient, r, inverse)
     alone = r.dim() == 3 and len(r) == 1
     if alone:
         # Of one matrix: torch takes up to three times as long for a batch of one.
-        gradient, r, inverse, multiplied = gradient[0], r[0], inverse[0], None if multiplied is None else multiplied[0]
+        gradient, r = gradient[0], r[0]
+        inverse, multiplied = (None if x is None else x[0] for x in (inverse, multiplied))
     difference: Callable[..., Tensor] = torch.addmm if r.dim() == 2 else torch.baddbmm
     with _unrounded(r):
         seen = gradient @ r.mT
-        if multiplied is None:
-            result = difference(gradient, seen @ inverse, r, alpha=-1)
-        else:
+        if multiplied is not None:
             result = difference(gradient, seen, multiplied, alpha=-1)
+        else:
+            assert inverse is not None
+            result = difference(gradient, seen @ inverse, r, alpha=-1)
     return result[None] if alone else result
 
 

@@ -17,15 +17,16 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from isaac_newton.kernels import JOBS
 from isaac_newton.kernels.launch import PIVOTS, Launch, kind_of_damping, least_pivot, outer, remember
 
-__all__ = ["JOBS", "MOST_MULTIPLIED", "inverse", "inverses"]
+__all__ = ["MOST_MULTIPLIED", "MULTIPLIED", "SCALED", "inverse", "inverses"]
 
 #: Up to this many features the program that inverts forms the Gram matrix too: one launch less is worth more than the
 #: parallelism.
 _INLINE_FEATURES = 512
-#: So many inverses of their own sizes fit into one launch.
-JOBS = 8
+#: Kinds of results of such a launch.
+MULTIPLIED, SCALED = 1, 2
 #: Up to this length one program forms the Gram matrix there and multiplies by its inverse: longer on the device, where an eager
 #: step waits for the host.
 MOST_MULTIPLIED = 2048
@@ -82,41 +83,51 @@ class _Plan:
         return work.as_strided(*self._view)
 
 
-def inverses(xs: Sequence[Float[Tensor, "_ _"]], damping: float, multiplied: Sequence[bool]) -> list[Float[Tensor, "_ _"]]:
-    """P = (I + x xᵀ/(bλ))⁻¹ for each x of b rows, or Q = (I + xᵀx/(bλ))⁻¹ where that is smaller; P x or x Q, if `multiplied`.
+def inverses(
+    xs: Sequence[Float[Tensor, "_ _"]], damping: float | Tensor, kinds: Sequence[int], *, launches: int = 1
+) -> list[Float[Tensor, "_ _"]]:
+    """P = (I + x xᵀ/(bλ))⁻¹ for each x of b rows, or Q = (I + xᵀx/(bλ))⁻¹ where that is smaller.
 
-    Of up to `JOBS` contiguous matrices. One launch does it all, or two: what they save is the host's time.
+    P x or x Q if a kind is `MULTIPLIED`, 1/(bλ) times that if it is `SCALED`, both if it is their sum. λ may be a number on the
+    device, read when the kernel runs.
+
+    Of up to `JOBS` contiguous matrices. One launch does it all, or two: what they save is the host's time. `launches=2` forms
+    the Gram matrices in parallel first.
     """
-    key = (tuple([x.shape for x in xs]), tuple(multiplied), xs[0].device.index)
+    key = (tuple([x.shape for x in xs]), tuple(kinds), xs[0].device.index, kind_of_damping(damping), launches)
     plan = _JOBS.get(key)
     if plan is None:
-        plan = remember(_JOBS, key, _Jobs([(len(x), x.shape[1]) for x in xs], multiplied, xs[0].device.index))
+        shapes, pointer = [(len(x), x.shape[1]) for x in xs], isinstance(damping, Tensor)
+        plan = remember(_JOBS, key, _Jobs(shapes, kinds, xs[0].device.index, pointer, launches))
     return plan(xs, damping)
 
 
 class _Jobs:
     """How to launch for matrices of these shapes."""
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], multiplied: Sequence[bool], device: int | None) -> None:
+    def __init__(
+        self, shapes: Sequence[tuple[int, int]], kinds: Sequence[int], device: int | None, pointer: bool, launches: int
+    ) -> None:
         sizes = [sorted(shape) for shape in shapes]
         block = max(PIVOTS, triton.next_power_of_2(max(small for small, _ in sizes)))
         longest = max(long for _, long in sizes)
-        self._parts = 1 if longest <= MOST_MULTIPLIED else min(16, longest // (4 * _CHUNK))
+        inline = longest <= (MOST_MULTIPLIED if launches == 1 else 4 * _CHUNK)
+        self._parts = 1 if inline else min(16, longest // (4 * _CHUNK))
         self._work = len(shapes) * self._parts * block**2
         #: Of results that are no larger than an inverse.
-        self._squares = [None if whole else (small, small) for (small, _), whole in zip(sizes, multiplied, strict=True)]
+        self._squares = [None if kind & MULTIPLIED else (small, small) for (small, _), kind in zip(sizes, kinds, strict=True)]
         # Places that are not used repeat the first job, so that the types of the numbers are always the same.
         self._unused = JOBS - len(shapes)
-        jobs = [(*shape, int(whole)) for shape, whole in zip(shapes, multiplied, strict=True)]
+        jobs = [(*shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
         self._numbers = [number for column in zip(*jobs, *jobs[:1] * self._unused, strict=True) for number in column]
-        key = (len(shapes), self._parts, block, device)
+        key = (len(shapes), self._parts, block, device, pointer)
         if key not in _TOGETHER:
-            constants = {"INLINE": self._parts == 1, "BLOCK": block, "PIVOTS": PIVOTS, "CHUNK": _CHUNK}
+            constants = {"INLINE": self._parts == 1, "POINTER": pointer, "BLOCK": block, "PIVOTS": PIVOTS, "CHUNK": _CHUNK}
             grams = Launch(_gram_of_each, (self._parts, len(shapes), 1), 4, {"BLOCK": block, "CHUNK": _CHUNK})
             _TOGETHER[key] = grams, Launch(_sweep_each, (len(shapes), 1, 1), _WARPS[block], constants)
         self._grams, self._sweeps = _TOGETHER[key]
 
-    def __call__(self, xs: Sequence[Tensor], damping: float) -> list[Tensor]:
+    def __call__(self, xs: Sequence[Tensor], damping: float | Tensor) -> list[Tensor]:
         work = xs[0].new_empty(self._work)
         results = [
             torch.empty_like(x) if square is None else x.new_empty(square) for x, square in zip(xs, self._squares, strict=True)
@@ -230,8 +241,8 @@ def _sweep(
     tl.store(work + square, matrix)
 
 
-#: Of each job: the addresses of a matrix and of its result, rows and features, and whether the result is multiplied.
-_NUMBERS = ["parts", *(f"{letter}{number}" for letter in "xybnw" for number in range(JOBS))]
+#: Of each job: the addresses of a matrix and of its result, rows and features, and the kind of the result.
+_NUMBERS = ["parts", *(f"{letter}{number}" for letter in "xybnk" for number in range(JOBS))]
 
 
 @triton.jit
@@ -269,7 +280,7 @@ def _gram_of_each(
     y0, y1, y2, y3, y4, y5, y6, y7,
     b0, b1, b2, b3, b4, b5, b6, b7,
     n0, n1, n2, n3, n4, n5, n6, n7,
-    w0, w1, w2, w3, w4, w5, w6, w7,
+    k0, k1, k2, k3, k4, k5, k6, k7,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):
     # fmt: on
@@ -291,8 +302,8 @@ def _sweep_each(
     y0, y1, y2, y3, y4, y5, y6, y7,
     b0, b1, b2, b3, b4, b5, b6, b7,
     n0, n1, n2, n3, n4, n5, n6, n7,
-    w0, w1, w2, w3, w4, w5, w6, w7,
-    INLINE: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr, CHUNK: tl.constexpr,
+    k0, k1, k2, k3, k4, k5, k6, k7,
+    INLINE: tl.constexpr, POINTER: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):
     # fmt: on
     job = tl.program_id(0)
@@ -300,7 +311,7 @@ def _sweep_each(
     y = _pick(job, y0, y1, y2, y3, y4, y5, y6, y7).to(tl.pointer_type(tl.float32))
     rows = _pick(job, b0, b1, b2, b3, b4, b5, b6, b7)
     features = _pick(job, n0, n1, n2, n3, n4, n5, n6, n7)
-    whole = _pick(job, w0, w1, w2, w3, w4, w5, w6, w7)
+    kind = _pick(job, k0, k1, k2, k3, k4, k5, k6, k7)
     size = tl.minimum(rows, features)
     work += job * parts * BLOCK * BLOCK
     i = tl.arange(0, BLOCK)
@@ -311,8 +322,13 @@ def _sweep_each(
         matrix = tl.load(work + square)
         for part in range(1, parts):
             matrix += tl.load(work + part * BLOCK * BLOCK + square)
-    matrix = _swept(matrix / (rows * damping), work, size, BLOCK, PIVOTS)
-    if whole == 0:
+    if POINTER:
+        strength = rows * tl.load(damping).to(tl.float32)
+    else:
+        strength = rows * damping
+    matrix = _swept(matrix / strength, work, size, BLOCK, PIVOTS)
+    matrix = matrix / tl.where(kind >= 2, strength, 1.0)
+    if kind % 2 == 0:
         tl.store(y + i[:, None] * size + i[None, :], matrix, mask=(i[:, None] < size) & (i[None, :] < size))
     else:
         # Q is symmetric, so that x Q is Qxᵀ, transposed: both are the inverse times what the Gram matrix was formed of.
