@@ -119,18 +119,16 @@ def _find(together: Sequence[Awaited]) -> list[Any]:
     settings = together[0].site.settings
     strength, relative = number(settings.damping, settings.step)
     found: dict[Hashable, Any] = {}
-    asked, jobs = [], []
-    for one in together:
-        same = one.same
-        if same not in found:
-            found[same] = one.job(strength, relative)
-            if type(found[same]) is kernels.Job:
-                asked.append(one)
-                jobs.append(found[same])
-    for one, (conditioner, failures) in zip(
-        asked, kernels.conditioners(jobs, in_graph=settings.overlap is not None), strict=True
-    ):
-        found[one.same] = one.finish(conditioner)
+    names, asked, jobs = [one.same for one in together], [], []
+    for one, name in zip(together, names, strict=True):
+        if name not in found:
+            job = found[name] = one.job(strength, relative)
+            if type(job) is kernels.Job:
+                asked.append((one, name))
+                jobs.append(job)
+    results = kernels.conditioners(jobs, in_graph=settings.overlap is not None)
+    for (one, name), (conditioner, failures) in zip(asked, results, strict=True):
+        found[name] = one.finish(conditioner)
         if isinstance(failures, Tensor) or failures:
             one.site.fell_back(failures)
-    return [found[one.same] for one in together]
+    return [found[name] for name in names]

@@ -209,7 +209,7 @@ def rows_conditioner(
 
 def as_matrix(grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any, r: Float[Tensor, "groups rows in"]) -> Tensor:
     """The gradient as a matrix (groups, outputs, features), with a column for a joint bias."""
-    gradient: Tensor = ctx.layout.matrix(grad_weight, r.shape[0]).to(r.dtype)
+    gradient: Tensor = cast(ctx.layout.matrix(grad_weight, r.shape[0]), r.dtype)
     if not ctx.joint:
         return gradient
     # Without a gradient for the bias, its column is zero and does not disturb.

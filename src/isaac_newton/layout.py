@@ -79,8 +79,8 @@ class Layout:
         """The way back."""
         matrix = matrix.mT if self.transposed else matrix
         if self._innermost:
-            return matrix.reshape(like.movedim(1, -1).shape).movedim(-1, 1).to(like.dtype)
-        return matrix.reshape(like.shape).to(like.dtype)
+            return cast(matrix.reshape(like.movedim(1, -1).shape).movedim(-1, 1), like.dtype)
+        return cast(matrix.reshape(like.shape), like.dtype)
 
     @property
     def _innermost(self) -> bool:

@@ -25,6 +25,8 @@ Padding: TypeAlias = Sequence[int] | Literal["same", "valid"]
 
 def has_channels_innermost(x: Tensor) -> bool:
     """Whether dimension 1 comes last in memory, and so not as torch has it by default ("channels last")."""
+    if x.dim() == 4:  # the most frequent case, in half the time
+        return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 

@@ -50,10 +50,16 @@ def tap_means(
     if launch is None:
         # TF32 has all digits of half precision.
         precision = "tf32x3" if x.dtype is torch.float32 else "tf32"
-        constants = {"TAPS": max(16, triton.next_power_of_2(count)), "CHANNELS": 64, "PIXELS": 64, "PRECISION": precision}
-        launch = remember(_TAP_MEANS, key, Launch(_tap_means, (triton.cdiv(channels, 64), samples, 1), 4, constants))
+        block, chunk = _block(channels, 16, 64), _block(pixels, 32, 128)
+        constants = {"TAPS": _block(count, 16), "CHANNELS": block, "PIXELS": chunk, "PRECISION": precision}
+        launch = remember(_TAP_MEANS, key, Launch(_tap_means, (triton.cdiv(channels, block), samples, 1), 4, constants))
     launch(x, taps, result, places, pixels, count, channels, *x.stride(), *to)
     return result
+
+
+def _block(size: int, least: int, most: int = 1024) -> int:
+    """A power of two that holds so many, within bounds."""
+    return min(most, max(least, int(triton.next_power_of_2(size))))
 
 
 @triton.jit
