@@ -4,7 +4,6 @@ A convolution is linear in the patches its kernel sees. A transposed convolution
 kernel: there the places themselves are the rows, and the outputs of the linear map are the kernel's footprints.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -18,9 +17,6 @@ from isaac_newton.site import Site
 
 __all__: list[str] = []
 
-#: The same object for the same arguments, which takes less time to make and to compare.
-_patches = functools.lru_cache(maxsize=256)(rows.Patches)
-
 
 @register(nn.Conv1d)
 @register(nn.Conv2d)
@@ -28,7 +24,9 @@ _patches = functools.lru_cache(maxsize=256)(rows.Patches)
 def _conv(layer: Any, site: Site, input: Tensor) -> Tensor:
     # In the order in which the gradient lies in memory, nothing has to be copied; at a step it is read in torch's own.
     inner = site.settings.when == "backward" and rows.has_channels_innermost(layer.weight)
-    patches = _patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner)
+    patches = rows.Patches(
+        layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner
+    )
     weight, bias = condition(layer.weight, layer.bias, input, site, arrange=patches)
     output: Tensor = layer._conv_forward(input, weight, bias)
     return output
