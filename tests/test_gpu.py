@@ -464,6 +464,26 @@ def test_few_rows_equal_the_cpu_in_float64(how: str, rows: int, monkeypatch: pyt
     assert calls
 
 
+@pytest.mark.parametrize("size", [129, 192, 256, 300, 512, 640])
+def test_an_inverse_swept_in_blocks_agrees_with_float64(size: int) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(size, size + 100, device="cuda")
+    exact = equations.inverse(x.double(), 1 / (size * 0.5))
+    for damping in (0.5, torch.tensor(0.5, device="cuda")):
+        found, failures = kernels.inverse(x, damping, size)
+        assert found is not None
+        assert failures == 0
+        assert_close(found, exact, TOLERANCE[torch.float32])
+        scaled, _ = kernels.inverse(x, damping, size, in_difference=True)
+        assert scaled is not None
+        assert_close(scaled, exact / (size * 0.5), TOLERANCE[torch.float32])
+    x[size // 2 :] = x[: size - size // 2].clone()  # singular but for the damping
+    found, _ = kernels.inverse(x, 1e-9, size)
+    assert found is not None
+    assert found.isfinite().all()
+    assert found.abs().max() <= 1.01
+
+
 @pytest.mark.parametrize("rows", [1, 8, 16])
 @pytest.mark.parametrize("features", [17, 384, 4608])
 @pytest.mark.parametrize("outputs", [1, 100, 512])

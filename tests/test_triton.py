@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 CHECK = """
 import torch
 from isaac_newton import equations
-from isaac_newton.kernels import few, fused, means
+from isaac_newton.kernels import blocks, few, fused, means
 
 torch.manual_seed(0)
 worst = 0.0
@@ -28,6 +28,17 @@ for size, features, damping in [(1, 5, 0.1), (8, 30, 0.1), (17, 40, 0.01), (60, 
                 worst = max(worst, ((result - exact).norm() / exact.norm()).item() / allowed)
                 scaled = fused.inverse(x, strength, size, launches=launches, scaled=True)
                 torch.testing.assert_close(scaled, result / (size * damping), rtol=1e-6, atol=0)
+for x, strength in ((torch.rand(129, 150), 0.3), (torch.randn(151, 150).mT, torch.tensor(0.1))):
+    size, alone = len(x), isinstance(strength, float)
+    exact = equations.inverse(x.double(), 1 / (size * float(strength)))
+    result = blocks.inverse(x, strength, size, scaled=not alone)
+    assert result.shape == exact.shape
+    allowed = 1.2e-7 * (x.square().sum() / (size * strength)).item() + 4e-6
+    worst = max(worst, ((result * (1 if alone else size * strength) - exact).norm() / exact.norm()).item() / allowed)
+x = torch.rand(140, 200)
+x[70:] = x[:70]
+result = blocks.inverse(x, 1e-9, 140)
+assert result.isfinite().all() and result.abs().max() <= 1.01, result.abs().max()
 errors = []
 for _ in range(6):  # differences a tenth of their parts, for which 2⁻²³ of the trace is much
     x = torch.randn(60, 400) / 2 + 1

@@ -32,7 +32,7 @@ _CAPTURED = -2
 
 def can_wait(input: Tensor) -> bool:
     """Whether it is worth it for a layer with rows of its own, and whether this input may be kept."""
-    fast = kernels.can_fuse(input, _size_of_inverse(input)) if input.is_cuda else input.is_cpu and input.dtype in _PRECISE
+    fast = kernels.can_sweep(input, _size_of_inverse(input)) if input.is_cuda else input.is_cpu and input.dtype in _PRECISE
     return fast and can_keep()
 
 

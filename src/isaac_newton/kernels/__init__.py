@@ -22,6 +22,7 @@ __all__ = [
     "can_average",
     "can_fuse",
     "can_multiply",
+    "can_sweep",
     "conditioners",
     "inverse",
     "multiplied",
@@ -33,8 +34,10 @@ __all__ = [
 
 #: So many inverses of their own sizes fit into one launch.
 JOBS = 8
-#: Beyond, one Triton program takes longer than cuSOLVER.
+#: So many fit into one Triton program.
 MOST_FUSED_ROWS = 128
+#: Up to this size an inverse is swept block by block; beyond, cuSOLVER's takes less time.
+MOST_SWEPT_ROWS = 640
 #: So many rows condition a gradient in one kernel.
 FEW_ROWS = 16
 #: Of so many features; the libraries spread the products with longer rows over more of the device.
@@ -74,6 +77,11 @@ def inverse(
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
         return fused.inverse(x, damping, rows, launches=2 if in_graph else 1, scaled=in_difference), 0
+    if x.dim() == 2 and can_sweep(x, len(x)) and not (x.requires_grad and torch.is_grad_enabled()):
+        from isaac_newton.kernels import blocks
+
+        with dense.unrounded(x):
+            return blocks.inverse(x, damping, rows, scaled=in_difference), 0
     scale = 1 / (rows * damping)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]
@@ -312,6 +320,11 @@ def average(
 def can_fuse(x: Tensor, size: int) -> bool:
     """Whether an inverse of this size, from these numbers, can be had from the Triton kernels."""
     return x.is_cuda and x.dtype is torch.float32 and size <= MOST_FUSED_ROWS and _has_triton()
+
+
+def can_sweep(x: Tensor, size: int) -> bool:
+    """The same for one matrix, in one launch or several."""
+    return x.is_cuda and x.dtype is torch.float32 and size <= MOST_SWEPT_ROWS and _has_triton()
 
 
 @functools.cache
