@@ -19,8 +19,7 @@ __all__ = ["multiply", "subtract"]
 #: Outputs of a program, and features that it takes at once.
 _OUTPUTS, _CHUNK = 16, 128
 
-_PRODUCTS: dict[Any, Launch] = {}
-_DIFFERENCES: dict[Any, Launch] = {}
+_LAUNCHES: dict[Any, Launch] = {}
 
 
 def multiply(
@@ -30,35 +29,29 @@ def multiply(
 
     Every program forms the inverse anew, which takes less time than a launch of its own.
     """
-    groups, outputs, features = gradient.shape
-    rows, pointer = r.shape[1], isinstance(damping, Tensor)
-    result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-    strides = (*gradient.stride(), *r.stride())
-    aligned = (gradient.data_ptr() % 16, r.data_ptr() % 16)
-    key = (gradient.shape, strides, rows, gradient.device.index, aligned, kind_of_damping(damping))
-    launch = _PRODUCTS.get(key)
-    if launch is None:
-        constants = {"POINTER": pointer, "ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _CHUNK}
-        launch = remember(_PRODUCTS, key, Launch(_multiply, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants))
-    launch(gradient, r, result, damping, rows, outputs, features, *strides)
-    return result
+    return _condition(gradient, r, None, damping)
 
 
 def subtract(
     gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], inverse: Float[Tensor, "groups rows rows"]
 ) -> Float[Tensor, "groups out in"]:
     """∇ − ∇rᵀ P r for up to 16 rows, in one launch: what Woodbury leaves of a gradient, P the inverse, scaled."""
+    return _condition(gradient, r, inverse, 1.0)
+
+
+def _condition(gradient: Tensor, r: Tensor, inverse: Tensor | None, damping: float | Tensor) -> Tensor:
     groups, outputs, features = gradient.shape
-    rows = r.shape[1]
     result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-    strides = (*gradient.stride(), *r.stride(), *inverse.stride())
-    aligned = (gradient.data_ptr() % 16, r.data_ptr() % 16, inverse.data_ptr() % 16)
-    key = (gradient.shape, strides, rows, gradient.device.index, aligned)
-    launch = _DIFFERENCES.get(key)
+    given = r if inverse is None else inverse
+    strides = (*gradient.stride(), *r.stride(), *given.stride())
+    aligned = (gradient.data_ptr() % 16, r.data_ptr() % 16, given.data_ptr() % 16)
+    key = (gradient.shape, r.shape[1], strides, gradient.device.index, aligned, kind_of_damping(damping), inverse is None)
+    launch = _LAUNCHES.get(key)
     if launch is None:
-        constants = {"ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _CHUNK}
-        launch = remember(_DIFFERENCES, key, Launch(_subtract, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants))
-    launch(gradient, r, inverse, result, rows, outputs, features, *strides)
+        kinds = {"GIVEN": inverse is not None, "POINTER": isinstance(damping, Tensor)}
+        constants = {**kinds, "ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _CHUNK}
+        launch = remember(_LAUNCHES, key, Launch(_multiply, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants))
+    launch(gradient, r, given, result, damping, r.shape[1], outputs, features, *strides)
     return result
 
 
@@ -83,99 +76,12 @@ def _few_inverse(x, size, features, row_stride, feature_stride, strength, SIZE: 
 
 
 @triton.jit
-def _subtracted(
-    gradient,
-    r,
-    matrix,
-    result,
-    rows,
-    outputs,
-    features,
-    gradient_output,
-    gradient_feature,
-    r_row,
-    r_feature,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """The gradient less what the matrix makes of its products with the rows, for the outputs of this program."""
-    i = tl.arange(0, ROWS)
-    o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    gradient_places = o[:, None].to(tl.int64) * gradient_output
-    r_places = i[:, None].to(tl.int64) * r_row
-    seen = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
-    for start in range(0, features, CHUNK):
-        c = (start + tl.arange(0, CHUNK))[None, :]
-        own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
-        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        seen = tl.dot(own, tl.trans(tile), seen, input_precision="tf32x3")
-    seen = tl.dot(seen, matrix, input_precision="tf32x3")
-    for start in range(0, features, CHUNK):
-        c = (start + tl.arange(0, CHUNK))[None, :]
-        inside = (o[:, None] < outputs) & (c < features)
-        own = tl.load(gradient + gradient_places + c * gradient_feature, inside, other=0.0)
-        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        difference = own - tl.dot(seen, tile, input_precision="tf32x3")
-        tl.store(result + o[:, None].to(tl.int64) * features + c, difference, inside)
-
-
-@triton.jit
 def _multiply(
-    gradient,
-    r,
-    result,
-    damping,
-    rows,
-    outputs,
-    features,
-    gradient_group,
-    gradient_output,
-    gradient_feature,
-    r_group,
-    r_row,
-    r_feature,
-    POINTER: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    group = tl.program_id(1).to(tl.int64)
-    gradient += group * gradient_group
-    r += group * r_group
-    result += group * outputs * features
-    if POINTER:
-        strength = rows * tl.load(damping).to(tl.float32)
-    else:
-        strength = rows * damping
-    inverse = _few_inverse(r, rows, features, r_row, r_feature, strength, ROWS, CHUNK)
-    # Rows beyond the last have an identity of their own there.
-    i = tl.arange(0, ROWS)
-    matrix = tl.where((i[:, None] < rows) & (i[None, :] < rows), inverse, 0.0) / strength
-    _subtracted(
-        gradient,
-        r,
-        matrix,
-        result,
-        rows,
-        outputs,
-        features,
-        gradient_output,
-        gradient_feature,
-        r_row,
-        r_feature,
-        ROWS,
-        OUTPUTS,
-        CHUNK,
-    )
-
-
-@triton.jit
-def _subtract(
     gradient,
     r,
     inverse,
     result,
+    damping,
     rows,
     outputs,
     features,
@@ -188,6 +94,8 @@ def _subtract(
     inverse_group,
     inverse_row,
     inverse_column,
+    GIVEN: tl.constexpr,
+    POINTER: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -197,21 +105,32 @@ def _subtract(
     r += group * r_group
     result += group * outputs * features
     i = tl.arange(0, ROWS)
-    square = group * inverse_group + i[:, None] * inverse_row + i[None, :] * inverse_column
-    matrix = tl.load(inverse + square, (i[:, None] < rows) & (i[None, :] < rows), other=0.0)
-    _subtracted(
-        gradient,
-        r,
-        matrix,
-        result,
-        rows,
-        outputs,
-        features,
-        gradient_output,
-        gradient_feature,
-        r_row,
-        r_feature,
-        ROWS,
-        OUTPUTS,
-        CHUNK,
-    )
+    inside = (i[:, None] < rows) & (i[None, :] < rows)
+    if GIVEN:
+        square = group * inverse_group + i[:, None] * inverse_row + i[None, :] * inverse_column
+        matrix = tl.load(inverse + square, inside, other=0.0)
+    else:
+        if POINTER:
+            strength = rows * tl.load(damping).to(tl.float32)
+        else:
+            strength = rows * damping
+        # Rows beyond the last have an identity of their own there.
+        matrix = tl.where(inside, _few_inverse(r, rows, features, r_row, r_feature, strength, ROWS, CHUNK), 0.0) / strength
+    # The gradient less what the matrix makes of its products with the rows, for the outputs of this program.
+    o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    gradient_places = o[:, None].to(tl.int64) * gradient_output
+    r_places = i[:, None].to(tl.int64) * r_row
+    seen = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
+    for start in range(0, features, CHUNK):
+        c = (start + tl.arange(0, CHUNK))[None, :]
+        own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
+        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
+        seen = tl.dot(own, tl.trans(tile), seen, input_precision="tf32x3")
+    seen = tl.dot(seen, matrix, input_precision="tf32x3")
+    for start in range(0, features, CHUNK):
+        c = (start + tl.arange(0, CHUNK))[None, :]
+        here = (o[:, None] < outputs) & (c < features)
+        own = tl.load(gradient + gradient_places + c * gradient_feature, here, other=0.0)
+        tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
+        difference = own - tl.dot(seen, tile, input_precision="tf32x3")
+        tl.store(result + o[:, None].to(tl.int64) * features + c, difference, here)
