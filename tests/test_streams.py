@@ -1,11 +1,15 @@
 """What a branch of a captured step writes is what the parameters get, whatever autograd does with it on the way."""
 
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import isaac_newton as isaac
 from isaac_newton.kernels import streams
 
 
@@ -54,3 +58,49 @@ def test_a_gradient_that_is_asked_for_by_hand_goes_to_no_parameter(monkeypatch: 
     assert gradient.tolist() == [2.0, 2.0, 2.0]
     assert parameter.grad is None
     assert joined == ["owner"]
+
+
+class Branches:
+    """In place of streams, which only a GPU has: who left the main chain, and who was waited for."""
+
+    def __init__(self) -> None:
+        self.left: list[object] = []
+        self.joined: list[object] = []
+        self.inside = False
+
+    @contextlib.contextmanager
+    def beside(self, owner: object, *read: Tensor) -> Iterator[None]:
+        assert not self.inside or owner is self.left[-1]
+        self.left.append(owner)
+        self.inside, before = True, self.inside
+        yield
+        self.inside = before
+
+    def join_after_backward(self, owner: object, gradients: object) -> None:
+        self.joined.append(owner)
+
+
+def test_layers_with_few_rows_leave_the_main_chain_eight_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step does when it is captured, on a CPU: the same gradients, on one branch that begins in the forward pass."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Conv1d(3, 3, 3, padding=1) for _ in range(17)]
+    model, x = nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 2)).double(), torch.randn(5, 3, 4, dtype=torch.float64)
+    handle = isaac.attach(model, 0.3, sharing="reduce")
+    model(x).square().mean().backward()
+    wanted = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    branches = Branches()
+    for name in ("beside", "join_after_backward"):
+        monkeypatch.setattr(streams, name, getattr(branches, name))
+    monkeypatch.setattr(streams, "join", branches.joined.append)
+    settings = handle._settings
+    settings.overlap, settings.device_damping, settings.awaited = Counter(), torch.tensor(0.3), []
+    loss = model(x).square().mean()
+    assert branches.left == [settings] * 2
+    loss.backward()
+    # The last two with the first gradient, and each layer once with its own.
+    assert branches.left == [settings] * (2 + 18 + 1)
+    assert branches.joined == [settings] * 18
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=1e-9)
+    assert handle.statistics["0"].fallbacks == 0
