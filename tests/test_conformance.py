@@ -567,8 +567,9 @@ def test_a_gradient_penalty_differentiates_the_exact_input_gradient() -> None:
 
 
 @row(TRAINING, "Backward passes in several threads, of one model or of several")
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_threads_do_not_disturb_each_other(shared: bool, request: pytest.FixtureRequest) -> None:
+def test_threads_do_not_disturb_each_other(shared: bool, sharing: str, request: pytest.FixtureRequest) -> None:
     # Threads that take turns more often show sooner where one must not be interrupted.
     request.addfinalizer(functools.partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(5e-5)
@@ -581,7 +582,7 @@ def test_threads_do_not_disturb_each_other(shared: bool, request: pytest.Fixture
     for _ in range(10):
         results = []
         for parallel in (True, False):
-            models = [attached(dtype=torch.float64)[0] for _ in range(1 if shared else 4)]
+            models = [attached(dtype=torch.float64, sharing=sharing)[0] for _ in range(1 if shared else 4)]
             threads = [threading.Thread(target=work, args=(models[step % len(models)], step)) for step in range(4)]
             for thread in threads:
                 thread.start()

@@ -8,8 +8,8 @@ captured every branch that leaves the main chain takes time there, so that sever
 
 import math
 import weakref
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from isaac_newton.damping import number
 from isaac_newton.kernels import streams
 from isaac_newton.site import Site
 
-__all__ = ["Awaited", "can_keep", "can_wait"]
+__all__ = ["Awaited", "Task", "can_keep", "can_wait"]
 
 _CPU = (-1, 0)
 _PLAIN = kernels.Conditioner(None)
@@ -44,6 +44,13 @@ def can_keep() -> bool:
 def _size_of_inverse(input: Tensor) -> int:
     features = input.shape[-1]
     return min(features, input.numel() // max(features, 1))
+
+
+class Task(NamedTuple):
+    """What there is to do for one use of a layer, and what is made of the result; without that it is the conditioner itself."""
+
+    job: kernels.Job
+    finish: Callable[[kernels.Conditioner], Any] | None = None
 
 
 class Awaited:
@@ -102,16 +109,12 @@ class Awaited:
         """What another one has if its conditioner is this one's."""
         return id(self.input)
 
-    def job(self, strength: float, relative: bool) -> Any:
-        """What there is to do, or what is found without doing it."""
+    def task(self, strength: float, relative: bool) -> Any:
+        """A `Task`, or what is found without one. Nothing is kept here: two threads may ask for the same one at once."""
         rows = self.input if self.input.dim() == 2 else self.input.reshape(-1, self.input.shape[-1])
         if strength == math.inf or not rows.numel():
             return _PLAIN
-        return kernels.Job(rows, self.site.settings.input_damping(rows) if relative else strength, self.outputs)
-
-    def finish(self, conditioner: kernels.Conditioner) -> Any:
-        """What is found by doing it."""
-        return conditioner
+        return Task(kernels.Job(rows, self.site.settings.input_damping(rows) if relative else strength, self.outputs))
 
 
 def _find(together: Sequence[Awaited]) -> list[Any]:
@@ -119,16 +122,16 @@ def _find(together: Sequence[Awaited]) -> list[Any]:
     settings = together[0].site.settings
     strength, relative = number(settings.damping, settings.step)
     found: dict[Hashable, Any] = {}
-    names, asked, jobs = [one.same for one in together], [], []
+    names, asked, tasks = [one.same for one in together], [], []
     for one, name in zip(together, names, strict=True):
         if name not in found:
-            job = found[name] = one.job(strength, relative)
-            if type(job) is kernels.Job:
+            task = found[name] = one.task(strength, relative)
+            if type(task) is Task:
                 asked.append((one, name))
-                jobs.append(job)
-    results = kernels.conditioners(jobs, in_graph=settings.overlap is not None)
-    for (one, name), (conditioner, failures) in zip(asked, results, strict=True):
-        found[name] = one.finish(conditioner)
+                tasks.append(task)
+    results = kernels.conditioners([task.job for task in tasks], in_graph=settings.overlap is not None)
+    for (one, name), (_, finish), (conditioner, failures) in zip(asked, tasks, results, strict=True):
+        found[name] = conditioner if finish is None else finish(conditioner)
         if isinstance(failures, Tensor) or failures:
             one.site.fell_back(failures)
     return [found[name] for name in names]

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from isaac_newton import equations, kernels
-from isaac_newton.ahead import Awaited
+from isaac_newton.ahead import Awaited, Task
 from isaac_newton.curvature import Place
 from isaac_newton.inputs import Shared
 from isaac_newton.layout import Layout, cast, working_dtype
@@ -119,7 +119,7 @@ class AwaitedColumns(Awaited):
         joint: Whether the bias is conditioned with the weight.
     """
 
-    __slots__ = ("_damping", "_joint", "_layout", "_r", "_total")
+    __slots__ = ("_joint", "_layout")
 
     def __init__(self, input: Tensor, outputs: int, site: Site, layout: Layout, joint: bool) -> None:
         super().__init__(input, outputs, site)
@@ -130,33 +130,30 @@ class AwaitedColumns(Awaited):
         """What another one has if its conditioner is this one's."""
         return id(self.input), self._layout.arrange, id(self._layout.mask), self._joint
 
-    def job(self, strength: float, relative: bool) -> Any:
-        """What there is to do, or what is found without doing it."""
+    def task(self, strength: float, relative: bool) -> Any:
+        """A `Task`, or what is found without one."""
         x, settings = self.input.detach(), self.site.settings
+        captured = settings.overlap is not None
         with full_precision(x):
             r, total, counted = self._layout.rows(x, settings, drop=_may_look(x, settings))
             r = _with_ones(r, counted) if self._joint else r
             damping = settings.input_damping(r, counted)
         if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
             return _Columns(r, total, math.inf, None)
-        if settings.overlap is None and r.shape[-2] < r.shape[-1] and kernels.can_multiply(r):
+        by_rows, alone = r.shape[-2] < r.shape[-1], len(r) == 1
+        if by_rows and not captured and kernels.can_multiply(r):
             return _Columns(r, total, damping, None)
-        self._r, self._total, self._damping = r, total, damping
-        return kernels.Job(r[0] if len(r) == 1 else r, damping, self.outputs, of_gradient=True)
 
-    def finish(self, conditioner: kernels.Conditioner) -> Any:
-        """What is found by doing it."""
-        r, total, damping = self._r, self._total, self._damping
-        del self._r, self._total, self._damping
-        inverse, multiplied = conditioner
-        if inverse is None and multiplied is None:
-            return _Columns(r, total, math.inf, None)
-        if len(r) == 1:
-            inverse, multiplied = (None if x is None else x[None] for x in (inverse, multiplied))
-        if self.site.settings.overlap is not None and inverse is not None and r.shape[-2] < r.shape[-1]:
-            # All that can be done before the gradient is there is done beside other work.
-            multiplied = kernels.multiplied(inverse, r)
-        return _Columns(r, total, damping, inverse, multiplied)
+        def finish(conditioner: kernels.Conditioner) -> _Columns:
+            inverse, multiplied = (x if x is None or not alone else x[None] for x in conditioner)
+            if inverse is None and multiplied is None:
+                return _Columns(r, total, math.inf, None)
+            if captured and by_rows and inverse is not None:
+                # All that can be done before the gradient is there is done beside other work.
+                multiplied = kernels.multiplied(inverse, r)
+            return _Columns(r, total, damping, inverse, multiplied)
+
+        return Task(kernels.Job(r[0] if alone else r, damping, self.outputs, of_gradient=True), finish)
 
 
 def _with_ones(r: Float[Tensor, "groups rows in"], counted: Bool[Tensor, " rows"] | None) -> Float[Tensor, "groups rows wide"]:

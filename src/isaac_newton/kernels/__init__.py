@@ -46,6 +46,8 @@ _MOST_SUBTRACTED = 512
 MOST_TAPS = 64
 #: Up to so many, rows are multiplied however few the outputs are.
 _FEW_FEATURES = 512
+#: Up to so many, rows that condition a gradient are multiplied by the program that inverts.
+_MOST_MULTIPLIED = 1024
 
 
 def inverse(
@@ -164,14 +166,15 @@ def _few_launches(work: Sequence[Job], in_graph: bool) -> dict[int, tuple[Condit
                 whole = max(count, features) <= fused.MOST_MULTIPLIED and features <= max(outputs, _FEW_FEATURES)
                 kinds.append(fused.MULTIPLIED if whole else 0)
             elif count < features:
-                whole = features <= fused.MOST_MULTIPLIED and not in_graph
+                # In a graph products take less time than the one program that would multiply.
+                whole = features <= _MOST_MULTIPLIED and not in_graph
                 kinds.append(fused.SCALED + fused.MULTIPLIED if whole else fused.SCALED)
             else:
                 kinds.append(0)
     found: dict[int, tuple[Conditioner, int | Tensor]] = {}
     for start in range(0, len(xs), JOBS):
         part = slice(start, start + JOBS)
-        results = fused.inverses(xs[part], shared, kinds[part], launches=2 if in_graph else 1)
+        results = fused.inverses(xs[part], shared, kinds[part], launches=2 if in_graph or work[0].of_gradient else 1)
         for number, result, kind in zip(numbers[part], results, kinds[part], strict=True):
             found[number] = Conditioner(None, result) if kind & fused.MULTIPLIED else Conditioner(result), 0
     return found
