@@ -80,6 +80,17 @@ class Branches:
         self.joined.append(owner)
 
 
+def as_captured(handle: isaac.Handle, monkeypatch: pytest.MonkeyPatch) -> Branches:
+    """Let the next step run as it does when it is captured, on a CPU."""
+    branches = Branches()
+    for name in ("beside", "join_after_backward"):
+        monkeypatch.setattr(streams, name, getattr(branches, name))
+    monkeypatch.setattr(streams, "join", branches.joined.append)
+    settings = handle._settings
+    settings.overlap, settings.device_damping, settings.awaited = Counter(), torch.tensor(0.3), []
+    return branches
+
+
 def test_layers_with_few_rows_leave_the_main_chain_eight_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step does when it is captured, on a CPU: the same gradients, on one branch that begins in the forward pass."""
     torch.manual_seed(0)
@@ -89,12 +100,7 @@ def test_layers_with_few_rows_leave_the_main_chain_eight_at_a_time(monkeypatch: 
     model(x).square().mean().backward()
     wanted = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
-    branches = Branches()
-    for name in ("beside", "join_after_backward"):
-        monkeypatch.setattr(streams, name, getattr(branches, name))
-    monkeypatch.setattr(streams, "join", branches.joined.append)
-    settings = handle._settings
-    settings.overlap, settings.device_damping, settings.awaited = Counter(), torch.tensor(0.3), []
+    branches, settings = as_captured(handle, monkeypatch), handle._settings
     loss = model(x).square().mean()
     assert branches.left == [settings] * 2
     loss.backward()
@@ -104,3 +110,21 @@ def test_layers_with_few_rows_leave_the_main_chain_eight_at_a_time(monkeypatch: 
     for parameter, gradient in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=1e-9)
     assert handle.statistics["0"].fallbacks == 0
+
+
+def test_what_begins_under_autocast_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*[nn.Linear(20, 20) for _ in range(8)]), torch.randn(5, 3, 20)
+    handle = isaac.attach(model, 0.3, sharing="reduce")
+
+    def gradients() -> list[Tensor | None]:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).square().mean()
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    wanted = gradients()
+    as_captured(handle, monkeypatch)
+    for gradient, other in zip(gradients(), wanted, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)

@@ -138,7 +138,8 @@ def condition(
         outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
         given = AwaitedColumns(input, outputs, site, layout, joint is not None)
         if overlap is not None:
-            given.start()
+            with full_precision(input):
+                given.start()
     else:
         given = Shared() if traced else settings.inputs.shared(input, branch=None if overlap is None else site)
     arguments = (weight, joint, input, layout, site, given)

@@ -37,7 +37,7 @@ JOBS = 8
 #: So many fit into one Triton program.
 MOST_FUSED_ROWS = 128
 #: Up to this size an inverse is swept block by block; beyond, cuSOLVER's takes less time.
-MOST_SWEPT_ROWS = 640
+MOST_SWEPT_ROWS = 1024
 #: So many rows condition a gradient in one kernel.
 FEW_ROWS = 16
 #: Of so many features; the libraries spread the products with longer rows over more of the device.
@@ -79,11 +79,12 @@ def inverse(
         from isaac_newton.kernels import fused  # importing Triton takes a moment, and needs a GPU to be of use
 
         return fused.inverse(x, damping, rows, launches=2 if in_graph else 1, scaled=in_difference), 0
-    if x.dim() == 2 and can_sweep(x, len(x)) and not (x.requires_grad and torch.is_grad_enabled()):
+    # A difference needs the digits of float64 where there are many rows.
+    if x.dim() == 2 and not in_difference and can_sweep(x, len(x)) and not (x.requires_grad and torch.is_grad_enabled()):
         from isaac_newton.kernels import blocks
 
         with dense.unrounded(x):
-            return blocks.inverse(x, damping, rows, scaled=in_difference), 0
+            return blocks.inverse(x, damping, rows), 0
     scale = 1 / (rows * damping)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]

@@ -19,27 +19,27 @@ from isaac_newton.kernels.launch import Launch, kind_of_damping, least_pivot, re
 __all__ = ["inverse"]
 
 #: Rows and columns of a block, and pivots of a launch.
-_BLOCK, _PIVOTS = 64, 32
+_BLOCK, _PIVOTS = 64, 16
 
 _PLANS: dict[Any, list[Launch]] = {}
 
 
-def inverse(x: Float[Tensor, "k l"], damping: float | Tensor, rows: int, *, scaled: bool = False) -> Float[Tensor, "k k"]:
-    """(I + s·x xᵀ)⁻¹, s = 1/(rows·λ), or s times that if `scaled`; λ may be one number on the device.
+def inverse(x: Float[Tensor, "k l"], damping: float | Tensor, rows: int) -> Float[Tensor, "k k"]:
+    """(I + s·x xᵀ)⁻¹, s = 1/(rows·λ); λ may be one number on the device.
 
     The product is torch's: it must not be rounded where this is called (`dense.unrounded`).
     """
     size = x.shape[0]
     gram = torch.mm(x, x.mT)
     blocks = triton.cdiv(size, _BLOCK)
-    key = (size, x.device.index, kind_of_damping(damping), scaled)
+    key = (size, x.device.index, kind_of_damping(damping))
     launches = _PLANS.get(key)
     if launches is None:
-        kinds = {"POINTER": isinstance(damping, Tensor), "SCALED": scaled}
         sizes = {"DIAGONAL": triton.next_power_of_2(size), "BLOCK": _BLOCK, "PIVOTS": _PIVOTS}
+        same = {"POINTER": isinstance(damping, Tensor), **sizes}
         starts = range(0, size, _PIVOTS)
         ends = [{"FIRST": start == starts[0], "LAST": start == starts[-1]} for start in starts]
-        launches = [Launch(_sweep, (blocks, blocks, 1), 4, {**kinds, **end, **sizes}) for end in ends]
+        launches = [Launch(_sweep, (blocks, blocks, 1), 4, {**same, **end}) for end in ends]
         remember(_PLANS, key, launches)
     padded = blocks * _BLOCK
     before, after = x.new_empty(2, padded, padded).unbind()
@@ -71,7 +71,6 @@ def _sweep(
     padded,
     start,
     POINTER: tl.constexpr,
-    SCALED: tl.constexpr,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
     DIAGONAL: tl.constexpr,
@@ -114,10 +113,7 @@ def _sweep(
     block -= tl.dot(left, tl.trans(right), input_precision="tf32x3")
     if LAST:
         # What is swept is the inverse but for its sign.
-        factor = -1.0
-        if SCALED:
-            factor = -1.0 / strength
-        block, beside, beneath = block * factor, beside * factor, beneath * factor
+        block, beside, beneath = -block, -beside, -beneath
     tl.store(result + i[:, None] * padded + j[None, :], block)
     tl.debug_barrier()
     if tl.program_id(1) == start // BLOCK:

@@ -32,6 +32,9 @@ MULTIPLIED, SCALED = 1, 2
 MOST_MULTIPLIED = 2048
 _CHUNK = 32
 _WARPS = {16: 1, 32: 1, 64: 4, 128: 8}
+#: Of products in a sweep, and where its result is scaled: in the difference which that is for (Woodbury), errors of the former
+#: would be two to four times those of float32.
+_PRECISIONS = ("tf32x3", "ieee")
 
 
 def inverse(
@@ -66,7 +69,7 @@ class _Plan:
         self._gram = (
             None if inline else Launch(_gram, (self._parts, self._groups, 1), 4, {"BLOCK": self._block, "CHUNK": _CHUNK})
         )
-        kinds = {"INLINE": inline, "POINTER": pointer, "SCALED": scaled}
+        kinds = {"INLINE": inline, "POINTER": pointer, "SCALED": scaled, "PRECISION": _PRECISIONS[scaled]}
         constants = {**kinds, "BLOCK": self._block, "PIVOTS": PIVOTS, "CHUNK": _CHUNK}
         self._sweep = Launch(_sweep, (self._groups, 1, 1), _WARPS[self._block], constants)
         self._shape = (size, features, span, *strides)
@@ -120,9 +123,11 @@ class _Jobs:
         self._unused = JOBS - len(shapes)
         jobs = [(*shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
         self._numbers = [number for column in zip(*jobs, *jobs[:1] * self._unused, strict=True) for number in column]
-        key = (len(shapes), self._parts, block, device, pointer)
+        scaled = any(kind & SCALED for kind in kinds)
+        key = (len(shapes), self._parts, block, device, pointer, scaled)
         if key not in _TOGETHER:
-            constants = {"INLINE": self._parts == 1, "POINTER": pointer, "BLOCK": block, "PIVOTS": PIVOTS, "CHUNK": _CHUNK}
+            how = {"INLINE": self._parts == 1, "POINTER": pointer, "PRECISION": _PRECISIONS[scaled]}
+            constants = {**how, "BLOCK": block, "PIVOTS": PIVOTS, "CHUNK": _CHUNK}
             grams = Launch(_gram_of_each, (self._parts, len(shapes), 1), 4, {"BLOCK": block, "CHUNK": _CHUNK})
             _TOGETHER[key] = grams, Launch(_sweep_each, (len(shapes), 1, 1), _WARPS[block], constants)
         self._grams, self._sweeps = _TOGETHER[key]
@@ -158,7 +163,7 @@ def _gram(x, work, size, features, span, group_stride, row_stride, feature_strid
 
 
 @triton.jit
-def _swept(matrix, work, size, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
+def _swept(matrix, work, size, PRECISION: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
     """(I + matrix)⁻¹; `work` has room for it."""
     i = tl.arange(0, BLOCK)
     square = i[:, None] * BLOCK + i[None, :]
@@ -188,7 +193,7 @@ def _swept(matrix, work, size, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
         # What the pivots do to the other columns, all at once.
         outside = ((i < start) | (i >= start + PIVOTS))[:, None]
         before, after = tl.where(outside, before, 0.0), tl.where(outside, after, 0.0)
-        matrix -= tl.dot(before, tl.trans(after), input_precision="tf32x3")
+        matrix -= tl.dot(before, tl.trans(after), input_precision=PRECISION)
         tl.debug_barrier()
         tl.store(work + square, matrix)
         tl.debug_barrier()
@@ -216,6 +221,7 @@ def _sweep(
     INLINE: tl.constexpr,
     POINTER: tl.constexpr,
     SCALED: tl.constexpr,
+    PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -234,7 +240,7 @@ def _sweep(
         strength = tl.load(damping + group * damping_stride).to(tl.float32)
     else:
         strength = damping
-    matrix = _swept(matrix / (rows * strength), work, size, BLOCK, PIVOTS)
+    matrix = _swept(matrix / (rows * strength), work, size, PRECISION, BLOCK, PIVOTS)
     if SCALED:
         matrix = matrix / (rows * strength)
     tl.debug_barrier()
@@ -303,7 +309,8 @@ def _sweep_each(
     b0, b1, b2, b3, b4, b5, b6, b7,
     n0, n1, n2, n3, n4, n5, n6, n7,
     k0, k1, k2, k3, k4, k5, k6, k7,
-    INLINE: tl.constexpr, POINTER: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr, CHUNK: tl.constexpr,
+    INLINE: tl.constexpr, POINTER: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, PIVOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):
     # fmt: on
     job = tl.program_id(0)
@@ -326,7 +333,7 @@ def _sweep_each(
         strength = rows * tl.load(damping).to(tl.float32)
     else:
         strength = rows * damping
-    matrix = _swept(matrix / strength, work, size, BLOCK, PIVOTS)
+    matrix = _swept(matrix / strength, work, size, PRECISION, BLOCK, PIVOTS)
     matrix = matrix / tl.where(kind >= 2, strength, 1.0)
     if kind % 2 == 0:
         tl.store(y + i[:, None] * size + i[None, :], matrix, mask=(i[:, None] < size) & (i[None, :] < size))
