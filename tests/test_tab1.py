@@ -500,7 +500,7 @@ def _summary(ours: float, plain: float, *, std: float = 0.01, n: int = 5, diverg
         {"label": "∇ (paper)", "method": None, "paper": True, "cells": [None for _ in COLUMNS]},
     ]
     tried = [
-        {"task": task.title, "optimizer": task.optimizer, "method": "expand", "settings": [{"score": score}]}
+        {"task": task.title, "optimizer": task.optimizer, "method": "expand", "settings": [{"score": score}], "missing": 0}
         for task, score in zip(TASKS, (0.1, 0.2, 0.8, 0.7), strict=True)
     ]
     return {"kind": "tab1", "model": "some-encoder", "columns": COLUMNS, "rows": rows, "tried": tried, "times": {}, "notes": []}
@@ -582,6 +582,9 @@ def test_the_larger_scale_decides_and_adam_on_similarity_is_compared(tmp_path: P
     assert found["E4.1"].verdict == Verdict.HOLDS
     assert found["E4.4b"].verdict == Verdict.FAILS
     assert "Adam 90.00, SGD with momentum 80.00" in found["E4.4b"].figures
+    summary["tried"][2]["missing"] = 1
+    found = _ledger(summary, tmp_path, "paper")
+    assert "Adam 70.00" in found["E4.4b"].figures, "what a half of a grid reached is no answer"
 
 
 def test_a_summary_of_something_else_is_named(tmp_path: Path) -> None:

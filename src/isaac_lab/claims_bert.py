@@ -97,9 +97,11 @@ def adam_fails_on_similarity(evidence: Evidence) -> Finding:
 
 
 def _best(summary: Mapping[str, Any], task: Task) -> float | None:
-    """What the best setting of ζ* reached; minus infinity where all diverged, None where none was tried."""
+    """What the best setting of ζ* reached; minus infinity where all diverged, None where some have not been tried."""
     for tried in summary["tried"]:
-        if (tried["task"], tried["optimizer"], tried["method"]) == (task.title, task.optimizer, "expand") and tried["settings"]:
+        if (tried["task"], tried["optimizer"], tried["method"]) == (task.title, task.optimizer, "expand") and not tried[
+            "missing"
+        ]:
             return max((own["score"] for own in tried["settings"] if own["score"] is not None), default=-math.inf)
     return None
 

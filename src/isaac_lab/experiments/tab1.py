@@ -324,9 +324,10 @@ def _tried(run: Run, store: Store) -> list[dict[str, Any]]:
     found = []
     for task in TASKS:
         for method in task.methods:
-            records = [record for trial in grid(run, task, method) if (record := store.get(trial)) is not None]
-            settings = [_reached(record, task) for record in records]
-            found.append({"task": task.title, "optimizer": task.optimizer, "method": method, "settings": settings})
+            trials = grid(run, task, method)
+            settings = [_reached(record, task) for trial in trials if (record := store.get(trial)) is not None]
+            of = {"task": task.title, "optimizer": task.optimizer, "method": method}
+            found.append({**of, "settings": settings, "missing": len(trials) - len(settings)})
     return found
 
 
