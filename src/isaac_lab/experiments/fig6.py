@@ -1,7 +1,9 @@
 """Figure 6: ResNet-18 on CIFAR-10 with and without momentum and weight decay; ζ* in the last layer, and in all layers.
 
-Learning rate and damping are chosen by the training loss of short trials, as many for each method; the runs have other seeds
-than the trials. What is drawn follows from the records alone, however many of them there are.
+Learning rate and damping are chosen in two rounds, with as many trials for each method. Short ones find both, by their training
+loss. What is best after so few epochs is often too small a rate for a whole run, so that longer ones compare it with larger
+rates, by what the figure shows, the test accuracy. The runs have other seeds than the trials. What is drawn follows from the
+records alone, however many of them there are.
 """
 
 import csv
@@ -33,6 +35,8 @@ __all__ = ["BUDGETS", "EXPERIMENT", "METHODS", "SETTINGS", "Budget", "Cell", "ce
 
 #: Of a network that says nothing: what a run that diverged counts as.
 CHANCE = 0.1
+#: Learning rates of the longer trials, over that of the best short one.
+LARGER = (1, 3, 10)
 MODES = ("eager", "captured")
 #: Of the steps that are timed. Small, so that thousands of them on a few batches leave the activations about as they were.
 TIMED_RATE, TIMED_DAMPING = 0.001, 1.0
@@ -82,7 +86,7 @@ class Setting:
         title: For people.
         optimizer: A key of `trials.methods.OPTIMIZERS`.
         weight_decay: Of all parameters.
-        tuned_as: The panel whose trials choose for this one.
+        tuned_as: The panel whose short trials are this one's too.
     """
 
     title: str
@@ -91,7 +95,7 @@ class Setting:
     tuned_as: str
 
 
-#: The paper's, in its order. Weight decay does nothing yet in a short trial, so the first takes what the second chose.
+#: The paper's, in its order. Weight decay does nothing yet in a short trial.
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "a": Setting("momentum and weight decay", "momentum", 5e-4, "b"),
@@ -107,7 +111,8 @@ class Budget:
 
     Args:
         epochs: Of a run; the cosine schedule goes over all of them.
-        trial_epochs: Of a trial, with a schedule of its own.
+        trial_epochs: Of a short trial, with a schedule of its own.
+        longer_epochs: Of a longer one.
         steps: Of an epoch.
         seeds: Runs of each method in each setting.
         conditionings: The methods that are trained; the steps of all are timed.
@@ -120,6 +125,7 @@ class Budget:
 
     epochs: int
     trial_epochs: int
+    longer_epochs: int
     steps: int
     seeds: int
     conditionings: tuple[str, ...]
@@ -130,7 +136,7 @@ class Budget:
     small: bool = False
 
     def candidates(self, setting: str, conditioning: str) -> tuple[Trial, ...]:
-        """The trials of a method in the setting whose trials decide, the largest learning rates first."""
+        """The short trials of a method in the setting whose short trials decide, the largest learning rates first."""
         own = SETTINGS[SETTINGS[setting].tuned_as]
         base = self._trial(own, conditioning, self.trial_epochs)
         # What a trial is like on the way decides nothing.
@@ -139,6 +145,13 @@ class Budget:
             return tuple(replace(base, learning_rate=rate) for rate in self.plain_rates[own.optimizer])
         pairs = [(rate, damping) for rate in self.rates[own.optimizer] for damping in self.dampings]
         return tuple(replace(base, learning_rate=rate, damping=damping) for rate, damping in pairs)
+
+    def longer(self, setting: str, first: Trial) -> tuple[Trial, ...]:
+        """The longer trials: with the rate and the damping of the best short one, and with larger rates."""
+        base = self._trial(SETTINGS[setting], first.conditioning, self.longer_epochs)
+        base = replace(base, points=1, damping=first.damping)
+        rates = [float(f"{factor * first.learning_rate:.3g}") for factor in LARGER]
+        return tuple(replace(base, learning_rate=rate) for rate in rates)
 
     def runs(self, setting: str, chosen: Trial, seeds: int) -> tuple[Trial, ...]:
         """What the figure shows of a method: the rate and the damping of the trial that was chosen, from other seeds."""
@@ -170,6 +183,7 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
         "smoke": Budget(
             2,
             1,
+            1,
             resnet.SMALL_TRAIN // resnet.SMALL_BATCH,
             2,
             tuple(METHODS),
@@ -178,8 +192,8 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
             rounds=3,
             small=True,
         ),
-        "quick": Budget(30, 2, _CIFAR_STEPS, 3, tuple(METHODS)[:3], _RATES, _PLAIN_RATES),
-        "paper": Budget(200, 5, _CIFAR_STEPS, 5, tuple(METHODS), _RATES, _PLAIN_RATES),
+        "quick": Budget(30, 2, 10, _CIFAR_STEPS, 3, tuple(METHODS)[:3], _RATES, _PLAIN_RATES),
+        "paper": Budget(200, 5, 40, _CIFAR_STEPS, 5, tuple(METHODS), _RATES, _PLAIN_RATES),
     }
 )
 
@@ -189,12 +203,14 @@ class Cell:
     """A method in a setting.
 
     Args:
-        tried: By trial, the training loss at its end; infinite where it diverged. Those that have been run.
-        chosen: The trial whose rate and damping the runs have; None before all have been run, or where all diverged.
+        tried: By short trial, the training loss at its end; infinite where it diverged. Those that have been run.
+        compared: By longer trial, the share of the test images that it gets wrong, likewise.
+        chosen: The trial whose rate and damping the runs have; None before all short ones have been run, or where all diverged.
         records: Of the runs that have ended.
     """
 
     tried: Mapping[Trial, float]
+    compared: Mapping[Trial, float]
     chosen: Trial | None
     records: tuple[Mapping[str, Any], ...]
 
@@ -215,7 +231,7 @@ class Cell:
 
 
 def choose(tried: Mapping[Trial, float]) -> Trial | None:
-    """The trial with the lowest training loss, the first of equal ones; None where all diverged."""
+    """The trial with the lowest value, the first of equal ones; None where all diverged."""
     best = min(tried, key=lambda trial: tried[trial], default=None)
     return None if best is None or math.isinf(tried[best]) else best
 
@@ -226,19 +242,27 @@ def cells(view: View) -> dict[tuple[str, str], Cell]:
     found = {}
     for setting in SETTINGS:
         for conditioning in METHODS:
-            candidates = budget.candidates(setting, conditioning)
-            trials = {trial: record for trial in candidates if (record := store.get(trial)) is not None}
-            tried = {trial: _final_loss(record) for trial, record in trials.items()}
-            chosen = choose(tried) if len(tried) == len(candidates) else None
+            tried, first = _round(budget.candidates(setting, conditioning), store, "train_loss")
+            compared, chosen = _round(() if first is None else budget.longer(setting, first), store, "test_accuracy")
+            # Until the longer ones have been run, what the short ones chose is what there is.
+            chosen = first if len(compared) < len(LARGER) else chosen
             runs = () if chosen is None else budget.runs(setting, chosen, seeds)
             records = tuple(record for trial in runs if (record := store.get(trial)) is not None)
-            found[setting, conditioning] = Cell(tried, chosen, records)
+            found[setting, conditioning] = Cell(tried, compared, chosen, records)
     return found
 
 
-def _final_loss(record: Mapping[str, Any]) -> float:
-    loss = record["points"][-1]["train_loss"] if record["status"] == "finished" and record["points"] else None
-    return math.inf if loss is None else float(loss)
+def _round(trials: Sequence[Trial], store: Store, quantity: str) -> tuple[dict[Trial, float], Trial | None]:
+    """What the trials that have been run ended with, the lower the better, and the best once all have."""
+    ended = {trial: _ending(record, quantity) for trial in trials if (record := store.get(trial)) is not None}
+    return ended, choose(ended) if len(ended) == len(trials) else None
+
+
+def _ending(record: Mapping[str, Any], quantity: str) -> float:
+    value = record["points"][-1][quantity] if record["status"] == "finished" and record["points"] else None
+    if value is None:
+        return math.inf
+    return 1 - float(value) if quantity == "test_accuracy" else float(value)
 
 
 def _seeds(view: View) -> int:
@@ -247,7 +271,7 @@ def _seeds(view: View) -> int:
 
 
 def measure(view: View) -> None:
-    """Time the steps, run the trials, then the runs."""
+    """Time the steps, run the short trials, the longer ones, then the runs."""
     budget, means, seeds = BUDGETS[view.scale.name], view.means, _seeds(view)
     # Data that are missing or corrupt are said before anything is written.
     workload = make(resnet.NAME, small=budget.small, device=view.device, folder=means.data)
@@ -259,9 +283,12 @@ def measure(view: View) -> None:
     for mode in MODES if view.device == "cuda" else MODES[:1]:
         _time_steps(view, workload, mode)
     store, started = Store(view.directory / "records"), time.perf_counter()
-    # Two settings share their trials.
+    # Two settings share their short trials.
     trials = [t for name in budget.conditionings for s in ("c", "b") for t in budget.candidates(s, name)]
     new = _train(view, trials, store, f"fig6: trials of {_epochs(budget.trial_epochs)}")
+    firsts = ((setting, choose(cell.tried)) for (setting, name), cell in cells(view).items() if name in budget.conditionings)
+    trials = [trial for setting, first in firsts if first is not None for trial in budget.longer(setting, first)]
+    new += _train(view, trials, store, f"fig6: trials of {_epochs(budget.longer_epochs)}")
     new += _train(view, list(_runs(view, budget, seeds)), store, f"fig6: runs of {_epochs(budget.epochs)}")
     if new:
         call = {"command": means.command, "seconds": time.perf_counter() - started, "runs": new, "device": view.device}
@@ -282,13 +309,12 @@ def _runs(view: View, budget: Budget, seeds: int) -> Iterator[Trial]:
 
 def _plan(budget: Budget, seeds: int) -> str:
     kinds = len({setting.tuned_as for setting in SETTINGS.values()}) * len(budget.conditionings)
-    trials = kinds * len(budget.candidates("c", "none"))
-    runs = len(SETTINGS) * len(budget.conditionings) * seeds
-    each, whole = budget.trial_epochs * budget.steps, budget.epochs * budget.steps
-    return (
-        f"fig6: {trials} trials of {each:,} steps and {runs} runs of {whole:,} steps, "
-        f"{trials * each + runs * whole:,} steps in all; what is there already is used"
-    )
+    of_each = len(SETTINGS) * len(budget.conditionings)
+    numbers = (kinds * len(budget.candidates("c", "none")), of_each * len(LARGER), of_each * seeds)
+    lengths = [budget.steps * epochs for epochs in (budget.trial_epochs, budget.longer_epochs, budget.epochs)]
+    short, longer, whole = (f"{number} of {length:,} steps" for number, length in zip(numbers, lengths, strict=True))
+    total = sum(number * length for number, length in zip(numbers, lengths, strict=True))
+    return f"fig6: trials, {short} and {longer}; runs, {whole}; {total:,} steps in all; what is there already is used"
 
 
 def _time_steps(view: View, workload: Workload, mode: str) -> None:
@@ -427,11 +453,14 @@ def summary(view: View) -> dict[str, Any]:
             for name in methods
         ],
         "trials": [
-            {"setting": setting, "method": name, "train_loss": loss}
+            {"setting": setting, "method": name, quantity: value}
             | {key: getattr(trial, key) for key in ("learning_rate", "damping", "seed", "steps")}
             for (setting, name), cell in known.items()
-            if SETTINGS[setting].tuned_as == setting
-            for trial, loss in cell.tried.items()
+            for quantity, ended in (
+                ("train_loss", cell.tried if SETTINGS[setting].tuned_as == setting else {}),
+                ("test_error", cell.compared),
+            )
+            for trial, value in ended.items()
         ],
         "times": {mode: _summary_times(record) for mode, record in _times(view).items()},
         "notes": _notes(view, known, methods),
@@ -489,9 +518,12 @@ def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[
     number = len(budget.candidates("c", "none"))
     notes = [
         f"Each method had {number} trials of {_epochs(budget.trial_epochs)} at one seed in {SETTINGS['b'].title} and in "
-        f"{SETTINGS['c'].title}; the lowest training loss chose η and λ. In "
-        f"{SETTINGS['a'].title} they are those of {SETTINGS['b'].title}. The runs have other seeds."
+        f"{SETTINGS['c'].title}; the lowest training loss chose λ and a first η, in {SETTINGS['a'].title} those of "
+        f"{SETTINGS['b'].title}. Then each had {len(LARGER)} trials of {_epochs(budget.longer_epochs)} in each setting, with "
+        f"{', '.join(map(str, LARGER))} times that η; the highest test accuracy chose. The runs have other seeds."
     ]
+    if early := sum(bool(cell.records) and len(cell.compared) < len(LARGER) for cell in known.values()):
+        notes.append(f"The longer trials of {early} of the curves are still to be run: their η is the first one.")
     if lost := sum(cell.diverged for cell in known.values()):
         notes.append(f"{lost} of the runs diverged; from there on they count as chance, {CHANCE:.0%}.")
     for mode, record in _times(view).items():
