@@ -3,12 +3,14 @@
 import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import isaac_newton as isaac
 import reference
@@ -286,3 +288,28 @@ def test_a_non_finite_batch_gives_a_non_finite_gradient() -> None:
     x[0, 0] = math.nan
     assert not gradients(model, x)["0.weight"].isfinite().all()
     assert gradients(model, torch.randn(6, 7))["0.weight"].isfinite().all()
+
+
+@pytest.mark.parametrize("how", ["eager", "torch.func"])
+@pytest.mark.parametrize("options", [{}, {"sharing": "reduce"}], ids=str)
+@pytest.mark.parametrize("shape", [(7,), (4, 7), (4, 3, 7), (2, 2, 3, 7)], ids=str)
+def test_what_a_layer_returns_may_be_changed_in_place(shape: tuple[int, ...], options: dict[str, Any], how: str) -> None:
+    """Of other inputs than matrices torch returns a view of the product, and the views of a Function may not be."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(7, 5).double(), torch.randn(shape, dtype=torch.float64)
+    isaac.attach(layer, 0.3, **options)
+
+    def loss(call: Callable[[Tensor], Tensor], inplace: bool) -> Tensor:
+        return F.relu(call(x), inplace=inplace).square().mean()
+
+    def gradient(inplace: bool) -> Tensor:
+        if how == "torch.func":
+            parameters = {name: value.detach() for name, value in layer.named_parameters()}
+            found = torch.func.grad(lambda own: loss(lambda x: torch.func.functional_call(layer, own, (x,)), inplace))(
+                parameters
+            )
+            return found["weight"]
+        return torch.autograd.grad(loss(layer, inplace), [layer.weight])[0]
+
+    assert_close(gradient(inplace=True), gradient(inplace=False))
+    assert gradient(inplace=True).norm() > 0

@@ -278,7 +278,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, weight: Tensor, bias: Tensor | None, site: Site, given: object) -> Tensor:
         _remember(ctx, (a, weight, bias, site, given))
-        return F.linear(a, weight, bias)
+        return _product(a, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -296,7 +296,7 @@ class _TracedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
-        return F.linear(*inputs[:3])
+        return _product(*inputs[:3])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -305,6 +305,15 @@ class _TracedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         return _backward_of_linear(ctx, g)
+
+
+def _product(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`, but not a view, as torch returns for other than matrices: a Function's views may not be changed in place."""
+    output = F.linear(a, weight, bias)
+    if a.dim() == 2 or bias is None:
+        return output
+    whole: Tensor = torch.ops.aten._unsafe_view(output, output.shape)
+    return whole
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Site, object]) -> None:
