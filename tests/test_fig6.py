@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from typer.testing import CliRunner, Result
 
-from isaac_lab import claims_resnet, noise
+from isaac_lab import claims_resnet, cli, noise
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.data import images
 from isaac_lab.evidence import Evidence, Verdict
@@ -397,6 +397,14 @@ def test_there_is_nothing_to_draw_without_a_run(tmp_path: Path) -> None:
     result = invoke("fig6", "--draw-only", "--scale", "quick", "--out", tmp_path)
     assert result.exit_code == 2
     assert "isaac-newton reproduce fig6 --scale quick trains it" in words(result)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("command", ["reproduce fig6", "reproduce tab1", "reproduce fig1", "race mnist-mlp"])
+def test_a_device_that_is_not_there_is_said(command: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, [*command.split(), "--scale", "smoke", "--device", "cuda", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "no CUDA device" in words(result)
 
 
 def test_missing_images_are_said_and_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from isaac_lab.commands.reproduce import DeviceChoice, check_writable
+from isaac_lab.commands.reproduce import DeviceChoice, check_writable, chosen_device
 
 # torch and matplotlib take seconds to import and `--help` should not: the command imports them.
 if TYPE_CHECKING:
@@ -65,8 +65,6 @@ def race(
     started = time.perf_counter()
     console = Console()
     with console.status("Loading torch and matplotlib …"):
-        import torch
-
         from isaac_lab.data.files import DataError
         from isaac_lab.race import runner
         from isaac_lab.race.course import COURSES, SCALES
@@ -82,9 +80,7 @@ def race(
         raise typer.BadParameter(f"the workload {workload!r} {why}; there are {there}", param_hint="WORKLOAD")
     chosen = list(known.values()) if workload == "all" else [known[workload]]
     names = tuple(name.strip() for name in methods.split(",") if name.strip())
-    on = device.value if device else "cuda" if torch.cuda.is_available() else "cpu"
-    if on == "cuda" and not draw_only and not torch.cuda.is_available():
-        raise typer.BadParameter("there is no CUDA device; use --device cpu", param_hint="'--device'")
+    on = chosen_device(device, needed=not draw_only)
     if model:
         # Where the processes that train look for it too.
         os.environ[glue.ENCODER] = model

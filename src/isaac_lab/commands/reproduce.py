@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from isaac_lab.experiments.runner import Request
     from isaac_lab.store import Record
 
-__all__ = ["check_writable", "reproduce"]
+__all__ = ["DeviceChoice", "check_writable", "chosen_device", "reproduce"]
 
 
 class ScaleChoice(enum.StrEnum):
@@ -86,8 +86,6 @@ def reproduce(
     """Train what a figure of the paper needs, draw it, and say where everything is."""
     console = Console()
     with console.status("Loading torch and matplotlib …"):
-        import torch
-
         from isaac_lab.experiments import EXPERIMENTS
         from isaac_lab.experiments.runner import Request
     if id == "list":
@@ -102,7 +100,7 @@ def reproduce(
         out=out,
         data=data,
         executor=executor.value if executor else "",
-        device=device.value if device else "cuda" if torch.cuda.is_available() else "cpu",
+        device=chosen_device(device, needed=not draw_only),
         resume=resume,
         panels=tuple(name.strip() for name in panels.split(",") if name.strip()),
         seeds=seeds,
@@ -129,6 +127,16 @@ def reproduce(
     if left_out:
         console.print(f"Left out: {', '.join(left_out)}; the reasons are above.", markup=False, highlight=False)
         raise typer.Exit(2)
+
+
+def chosen_device(device: DeviceChoice | None, *, needed: bool) -> str:
+    """The one that was asked for, else a GPU if there is one; an error where it is needed and not there."""
+    import torch
+
+    there = torch.cuda.is_available()
+    if needed and device is DeviceChoice.CUDA and not there:
+        raise typer.BadParameter("this machine has no CUDA device that torch can use; use cpu", param_hint="'--device'")
+    return device.value if device else "cuda" if there else "cpu"
 
 
 def check_writable(directory: Path, *, option: str = "--out") -> None:
