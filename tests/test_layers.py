@@ -434,6 +434,21 @@ def test_recurrent_and_lazy_layers_say_why_not_and_what_to_do() -> None:
     assert "normalization" in handle.skipped["norm"]
 
 
+@pytest.mark.parametrize("make", [lambda dtype: nn.Linear(3, 2, dtype=dtype), lambda dtype: nn.Conv1d(3, 2, 2, dtype=dtype)])
+def test_complex_layers_keep_their_gradient(make: Callable[[torch.dtype], nn.Module]) -> None:
+    layer = make(torch.complex128)
+    handle = isaac.attach(nn.ModuleList([layer, make(torch.float64)]))
+    assert list(handle.conditioned) == ["1"]
+    assert "complex" in handle.skipped["0"]
+    with pytest.raises(ValueError, match="complex"):
+        isaac.attach(layer)
+    with pytest.raises(TypeError, match="real"):
+        isaac.Linear(3, 2, dtype=torch.complex64)
+    weight = torch.randn(2, 3, dtype=torch.complex64, requires_grad=True)
+    with pytest.raises(TypeError, match="real"):
+        isaac.condition(weight, None, torch.randn(4, 3), isaac.Linear(3, 2)._site)
+
+
 def test_zeta_leaves_layers_plain_whose_outputs_it_cannot_see() -> None:
     model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(9, 2))
     handle = isaac.attach(model, output_damping=0.1)

@@ -115,6 +115,8 @@ def condition(
     for name, tensor in (("weight", weight), ("bias", bias), ("input", input)):
         if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if weight.is_complex():
+        raise TypeError(f"weight must be real, got {weight.dtype}: conditioners are made from real inputs")
     traced = is_traced()
     if traced:
         leave_graphs_of_torch_func()

@@ -56,6 +56,8 @@ class Linear(nn.Linear):
     ) -> None:
         if damping is not None and la is not None:
             raise TypeError(f"damping and la are two names for one thing, got damping={damping!r} and la={la!r}")
+        if dtype is not None and dtype.is_complex:
+            raise TypeError(f"dtype must be real, got {dtype}: conditioners are made from real inputs")
         chosen = damping if damping is not None else la if la is not None else 1.0
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self._site = Site("", Settings(damping=chosen))

@@ -31,6 +31,7 @@ class Registration:
 
 _REGISTRY: dict[type[nn.Module] | str, Registration] = {}
 
+_COMPLEX = "its weights are complex, and conditioners are made from real inputs"
 _NORMALIZATION = "normalization scales each feature by itself: there is no input matrix to condition with"
 _REASONS: dict[type, str] = {
     nn.RNNBase: "its recurrent weights are applied inside one fused kernel; build it from cells of nn.Linear to condition it",
@@ -100,5 +101,7 @@ def find(layer: nn.Module) -> Registration | str:
                 )
             if "forward" in vars(layer):
                 return "its forward was already replaced on the instance; attach before whatever did that"
+            if any(parameter.is_complex() for parameter in layer.parameters()):
+                return _COMPLEX
             return found.refuse(layer) or found
     return f"{kind.__name__} is not a known layer type; give it an adapter with isaac_newton.register"
