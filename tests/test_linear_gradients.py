@@ -313,3 +313,54 @@ def test_what_a_layer_returns_may_be_changed_in_place(shape: tuple[int, ...], op
 
     assert_close(gradient(inplace=True), gradient(inplace=False))
     assert gradient(inplace=True).norm() > 0
+
+
+FORWARD = {
+    "linear": (lambda: nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3, bias=False)), (4, 7)),
+    "sequence": (lambda: nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (4, 2, 7)),
+    "convolution": (lambda: nn.Sequential(nn.Conv1d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2)), (4, 2, 7)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own rules for forward mode
+@pytest.mark.parametrize("options", [{}, {"sharing": "reduce"}, {"bias": "joint"}], ids=str)
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_differentiation_is_torchs(name: str, options: dict[str, Any]) -> None:
+    """It asks for no gradient of a weight, and so conditioning has no part in it."""
+    make, shape = FORWARD[name]
+    torch.manual_seed(0)
+    plain = make().double()
+    model, x, tangent = copy.deepcopy(plain), torch.randn(shape).double(), torch.randn(shape).double()
+    isaac.attach(model, 0.3, **options)
+
+    def derivatives(network: nn.Module) -> list[Tensor]:
+        parameters = {key: value.detach() for key, value in network.named_parameters()}
+        moved = {key: torch.full_like(value, 0.1) for key, value in parameters.items()}
+
+        def call(own: dict[str, Tensor], x: Tensor) -> Tensor:
+            return torch.func.functional_call(network, own, (x,))
+
+        _, both = torch.func.jvp(call, (parameters, x), (moved, tangent))
+        with torch.autograd.forward_ad.dual_level():
+            output = network(torch.autograd.forward_ad.make_dual(x, tangent))
+            of_input = torch.autograd.forward_ad.unpack_dual(output).tangent
+        second = torch.func.hessian(lambda x: network(x).square().sum())(x)
+        return [both, of_input, torch.func.jacfwd(network)(x), second]
+
+    for found, expected in zip(derivatives(model), derivatives(plain), strict=True):
+        assert_close(found, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"sharing": "reduce"}], ids=str)
+@pytest.mark.parametrize("kind", ["sparse", "nested"])
+def test_inputs_without_rows_are_refused_where_they_enter(kind: str, options: dict[str, Any]) -> None:
+    rows = torch.randn(3, 7), torch.randn(2, 7)
+    x = rows[0].relu().to_sparse() if kind == "sparse" else torch.nested.nested_tensor(list(rows), layout=torch.jagged)
+    model = nn.Sequential(nn.Linear(7, 5))
+    handle = isaac.attach(model, 0.3, **options)
+    with pytest.raises(TypeError, match=f"layer '0' received a {kind} tensor"):
+        model(x)
+    with torch.no_grad():
+        model(x)
+    handle.detach()
+    assert model(x).requires_grad

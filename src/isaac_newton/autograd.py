@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from isaac_newton import kernels, rows
@@ -60,6 +61,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Site, arran
         return F.linear(input, weight, bias)
     if traced:
         return _traced_linear(input, weight, bias, site, arrange)
+    if input.is_nested or input.layout is not torch.strided:
+        kind = "nested" if input.is_nested else "sparse"
+        raise TypeError(
+            f"layer {site.name!r} received a {kind} tensor, and conditioners are made of dense rows: give it a dense one, or "
+            "leave the layer out with layers="
+        )
     settings = site.settings
     if not settings.takes_every_row or settings.look is not None:
         return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
@@ -85,7 +92,8 @@ def _traced_linear(input: Tensor, weight: Tensor, bias: Tensor | None, site: Sit
         outside: Tensor = uncompiled.linear(input, weight, bias, site, arrange)
         return outside
     if site.settings.takes_every_row:
-        output: Tensor = _apply_traced(_TracedLinear, input, weight, bias, site, Shared())
+        function = _TracedLinear if torch.compiler.is_compiling() else _FunctionalLinear
+        output: Tensor = _apply_traced(function, input, weight, bias, site, Shared())
         return output
     return F.linear(input, *condition(weight, bias, input, site, arrange=arrange))
 
@@ -145,7 +153,8 @@ def condition(
     else:
         given = Shared() if traced else settings.inputs.shared(input, branch=None if overlap is None else site)
     arguments = (weight, joint, input, layout, site, given)
-    new_weight, new_bias = (_apply_traced if traced else _apply)(_Condition, *arguments)
+    function = _Condition if torch.compiler.is_compiling() else _EagerCondition
+    new_weight, new_bias = (_apply_traced if traced else _apply)(function, *arguments)
     return new_weight, bias if joint is None else new_bias
 
 
@@ -243,6 +252,14 @@ class _Condition(torch.autograd.Function):
         return *gradients, None, None, None, None
 
 
+class _EagerCondition(_Condition):
+    """With forward-mode differentiation, which the compiler does not take."""
+
+    @staticmethod
+    def jvp(ctx: Any, weight: Tensor | None, bias: Tensor | None, *rest: object) -> tuple[Tensor | None, Tensor | None]:
+        return (None if weight is None else weight.view_as(weight)), (None if bias is None else bias.view_as(bias))
+
+
 class _Transform(torch.autograd.Function):
     @staticmethod
     def forward(output: Tensor, *rest: object) -> Tensor:
@@ -286,6 +303,10 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         return _backward_of_linear(ctx, g)
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _tangent_of_linear(ctx, *tangents[:3])
+
 
 #: As `_apply`, found once.
 _apply_linear: Callable[..., Tensor] = super(torch.autograd.Function, _Linear).apply
@@ -309,6 +330,14 @@ class _TracedLinear(torch.autograd.Function):
         return _backward_of_linear(ctx, g)
 
 
+class _FunctionalLinear(_TracedLinear):
+    """With forward-mode differentiation, which the compiler does not take."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _tangent_of_linear(ctx, *tangents[:3])
+
+
 def _product(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, but not a view, as torch returns for other than matrices: a Function's views may not be changed in place."""
     output = F.linear(a, weight, bias)
@@ -325,6 +354,21 @@ def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Site, objec
     if ctx.site.settings.overlap is not None:
         ctx.parameters = [weight] if bias is None else [weight, bias]
     ctx.save_for_backward(a, weight)
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        # At every call it would take its time.
+        ctx.save_for_forward(a, weight)
+
+
+def _tangent_of_linear(
+    ctx: Any, a_tangent: Tensor | None, weight_tangent: Tensor | None, bias_tangent: Tensor | None
+) -> Tensor:
+    """Forward-mode differentiation, which conditioning has no part in."""
+    a, weight = ctx.saved_tensors
+    result = a.new_zeros(()) if bias_tangent is None else bias_tangent
+    for left, right in ((a_tangent, weight), (a, weight_tangent)):
+        if left is not None and right is not None:
+            result = F.linear(left, right) + result
+    return result
 
 
 def _backward_of_linear(ctx: Any, g: Tensor) -> Any:
