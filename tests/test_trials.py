@@ -17,6 +17,7 @@ import isaac_newton as isaac
 from isaac_lab.data import shakespeare
 from isaac_lab.data.files import DataError
 from isaac_lab.trials import graphs, loop, methods, pool, times
+from isaac_lab.trials.kfac import Kfac
 from isaac_lab.trials.store import Store, TrialStoreError
 from isaac_lab.trials.trial import Trial
 from isaac_lab.trials.workload import Workload, make
@@ -286,6 +287,37 @@ def test_the_printed_formula_trains_as_the_library_does(mlp: Workload) -> None:
     printed, ours = ([point["train_loss"] for point in points] for points in found)
     assert ours == pytest.approx(printed, rel=1e-4)
     assert ours[-1] < ours[0]
+
+
+def test_kfac_averages_its_factors_and_renews_them_every_few_steps(mlp: Workload) -> None:
+    pytest.importorskip("backpack")
+    batches, every, damping = list(mlp.batches(0, 0))[:5], 2, 0.1
+    model = mlp.model(0)
+    assert mlp.loss_fn is not None
+    backward, single = Kfac(model, mlp.loss_fn, damping, every), mlp.model(0)
+    weights = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
+    factors: list[Any] = []
+    for step, (x, y) in enumerate(batches):
+        model.zero_grad()
+        torch.manual_seed(step)
+        loss = backward(x, y)
+        plain = torch.autograd.grad(mlp.loss(single, x, y), list(single.parameters()))
+        assert loss.item() == pytest.approx(mlp.loss(single, x, y).item())
+        if step % every == 0:
+            # Its own batch alone, with the same sampled labels.
+            torch.manual_seed(step)
+            alone = Kfac(mlp.model(0), mlp.loss_fn, damping, 1)
+            alone(x, y)
+            factors.append(alone._averages)
+        for number, weight in enumerate(weights):
+            left, right = (
+                torch.linalg.inv(sum(own[number][side] for own in factors) / len(factors) + damping * torch.eye(size))
+                for side, size in enumerate(weight.shape)
+            )
+            expected = damping**2 * left @ plain[2 * number] @ right
+            assert weight.grad is not None
+            torch.testing.assert_close(weight.grad, expected, rtol=1e-3, atol=1e-6)
+    assert len(factors) == 3
 
 
 def test_methods_share_weights_and_batches_and_seeds_do_not(mlp: Workload) -> None:
