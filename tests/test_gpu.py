@@ -317,6 +317,47 @@ def test_rounded_products_do_not_spoil_a_difference(options: dict[str, Any], row
 
 
 @pytest.mark.parametrize("how", ["eager", "captured"])
+@pytest.mark.parametrize("layer", ["linear", "convolution"])
+@pytest.mark.parametrize("rows", [8, 60])
+def test_a_difference_in_half_precision_loses_no_more_than_the_gradient_has(rows: int, layer: str, how: str) -> None:
+    """ζ* of an exact gradient is no longer than the gradient, and so it is with the error of one in half precision."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Linear(400, 300, bias=False) if layer == "linear" else nn.Conv2d(64, 96, 3, bias=False)
+    x = torch.randn(rows, *((3, 400) if layer == "linear" else (64, 5, 5))) + 1
+    shape = model(x).shape
+    # Positions of one example have almost the same gradients, so that almost all is in the span of the averages.
+    target = torch.randn(shape[0], 1, 300) if layer == "linear" else torch.randn(*shape[:2], 1, 1)
+    target = target.expand(shape) + 0.1 * torch.randn(shape)
+
+    def gradient(on_gpu: bool, conditioned: bool) -> Tensor:
+        own = copy.deepcopy(model).cuda() if on_gpu else copy.deepcopy(model).double()
+        if conditioned:
+            isaac.attach(own, damping=0.1, sharing="reduce")
+        place = {"device": "cuda"} if on_gpu else {"dtype": torch.float64}
+
+        def step(x: Tensor, target: Tensor) -> Tensor:
+            own.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu):
+                output = own(x)
+            loss = (output.to(target.dtype) * target).sum()
+            loss.backward()
+            return loss
+
+        run, batch = step, (x.to(**place), target.to(**place))
+        if on_gpu and how == "captured":
+            run = isaac.capture(step, *batch)
+        for _ in range(5):
+            run(*batch)
+        assert own.weight.grad is not None
+        return own.weight.grad.double().cpu()
+
+    noise = (gradient(True, False) - gradient(False, False)).norm()
+    exact = gradient(False, True)
+    assert exact.norm() < 0.1 * gradient(False, False).norm(), "a small difference"
+    assert (gradient(True, True) - exact).norm() < 1.5 * noise
+
+
+@pytest.mark.parametrize("how", ["eager", "captured"])
 def test_factorizations_of_many_layers_do_not_disturb_each_other(how: str) -> None:
     """All of them have their inputs at once, and are too large for one program."""
 

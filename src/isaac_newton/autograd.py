@@ -142,7 +142,7 @@ def condition(
     if overlap is not None:
         overlap.update([id(weight), id(joint)])
     place = site.place(weight, transposed=transposed, bias=joint) if settings.when == "step" else None
-    layout = Layout(arrange, transposed, settings.mask, place)
+    layout = Layout(arrange, transposed, settings.mask, place, half=not traced and _is_half(weight))
     given: Shared | AwaitedColumns
     if not traced and settings.takes_few_rows and (overlap is not None or can_keep()):
         outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
@@ -156,6 +156,13 @@ def condition(
     function = _Condition if torch.compiler.is_compiling() else _EagerCondition
     new_weight, new_bias = (_apply_traced if traced else _apply)(function, *arguments)
     return new_weight, bias if joint is None else new_bias
+
+
+def _is_half(weight: Tensor) -> bool:
+    """Whether the layer will multiply by this weight in half precision."""
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(weight.device.type):
+        return weight.dtype is not torch.float64
+    return weight.dtype in (torch.bfloat16, torch.float16)
 
 
 def condition_output(
