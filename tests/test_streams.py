@@ -128,3 +128,76 @@ def test_what_begins_under_autocast_is_not_rounded(monkeypatch: pytest.MonkeyPat
     as_captured(handle, monkeypatch)
     for gradient, other in zip(gradients(), wanted, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
+
+
+CONVOLUTIONS = {
+    "1-d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), (3, 4, 9)),
+    "2-d": (lambda: nn.Conv2d(3, 5, (3, 2), padding=(2, 1), dilation=(2, 1)), (3, 3, 8, 7)),
+    "3-d": (lambda: nn.Conv3d(2, 3, 2, bias=False), (3, 2, 4, 4, 4)),
+    "2-d, channels last": (lambda: nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last), (3, 3, 8, 7)),
+    "same": (lambda: nn.Conv2d(3, 5, 3, padding="same"), (3, 3, 6, 6)),
+    "circular": (lambda: nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"), (3, 3, 6, 6)),
+    "one example": (lambda: nn.Conv2d(3, 5, 3), (3, 6, 6)),
+    "linear": (lambda: nn.Linear(7, 5), (4, 3, 7)),
+    "linear without bias": (lambda: nn.Linear(7, 5, bias=False), (4, 3, 7)),
+    "linear, every row": (lambda: nn.Linear(7, 5), (4, 3, 7)),
+}
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["whole", "half"])
+@pytest.mark.parametrize("needs_input", [False, True], ids=["first", "hidden"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_layer_that_is_taken_apart_has_all_its_gradients(
+    name: str, needs_input: bool, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a captured step the gradient of a weight is formed on a branch, and that of the input is not."""
+    make, shape = CONVOLUTIONS[name]
+    torch.manual_seed(0)
+    layer, x = make(), torch.randn(shape)
+    if not half:
+        layer, x = layer.double(), x.double()
+    sharing = "expand" if name == "linear, every row" else "reduce"
+    handle = isaac.attach(layer, 0.3, sharing=sharing)
+
+    def gradients() -> list[Tensor | None]:
+        layer.zero_grad()
+        own = x.clone().requires_grad_(needs_input)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            output = nn.functional.relu(layer(own), inplace=True)
+        output.double().square().mean().backward()
+        return [own.grad, *(parameter.grad for parameter in layer.parameters())]
+
+    wanted = gradients()
+    as_captured(handle, monkeypatch)
+    for gradient, other in zip(gradients(), wanted, strict=True):
+        if other is None:
+            assert gradient is None
+        else:
+            assert gradient is not None
+            assert gradient.dtype is other.dtype
+            assert gradient.stride() == other.stride()
+            size = other.double().norm().item()
+            assert (gradient - other).double().norm().item() <= (1e-2 if half else 1e-6) * size
+
+
+def test_only_what_somebody_has_written_down_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    backwards = {}
+    for name, (make, shape) in CONVOLUTIONS.items():
+        layer = make()
+        as_captured(isaac.attach(layer, 0.3, sharing="reduce"), monkeypatch)
+        backwards[name] = layer(torch.randn(shape)).grad_fn.name()
+    apart = [name for name, backward in backwards.items() if backward == "_ApartBackward"]
+    assert apart == ["1-d", "2-d", "3-d", "2-d, channels last", "linear", "linear without bias", "linear, every row"]
+
+
+def test_a_layer_that_is_used_twice_sums_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(5, 5).double(), torch.randn(4, 3, 5, dtype=torch.float64)
+    handle = isaac.attach(layer, 0.3, sharing="reduce")
+    layer(layer(x)).square().mean().backward()
+    wanted = layer.weight.grad
+    layer.zero_grad()
+    branches = as_captured(handle, monkeypatch)
+    layer(layer(x)).square().mean().backward()
+    torch.testing.assert_close(layer.weight.grad, wanted, rtol=1e-6, atol=1e-9)
+    assert branches.joined == [handle._settings] * 2

@@ -2,7 +2,6 @@
 
 from isaac_newton import equations
 from isaac_newton.attach import attach, detach
-from isaac_newton.autograd import condition
 from isaac_newton.capture import capture
 from isaac_newton.damping import Relative
 from isaac_newton.ensemble import Ensemble
@@ -12,6 +11,7 @@ from isaac_newton.layers.linear import Linear
 from isaac_newton.likelihood import Likelihood
 from isaac_newton.site import Site
 from isaac_newton.suggest import suggest_damping
+from isaac_newton.weights import condition
 
 __all__ = [
     "Ensemble",

@@ -142,7 +142,7 @@ class AwaitedColumns(Awaited):
             damping = settings.input_damping(r, counted)
         if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
             return _Columns(r, total, math.inf, None)
-        by_rows, alone, half = r.shape[-2] < r.shape[-1], len(r) == 1, self._layout.half
+        by_rows, alone, half = r.shape[-2] < r.shape[-1], len(r) == 1, self._layout.half is not None
         if by_rows and not captured and kernels.can_multiply(r):
             return _Columns(r, total, damping, None, half=half)
 
@@ -175,7 +175,7 @@ def columns_conditioner(x: Tensor, layout: Layout, site: Site, shared: Shared, *
     # To keep many until the pass ends, in float32, would take more memory than what the layers themselves keep.
     r, total, counted = shared.get(("rows", key), find) if settings.takes_few_rows or settings.ranks is not None else find()
     r = _with_ones(r, counted) if joint else r
-    return rows_conditioner(r, total, site, shared, key, counted)._replace(half=layout.half)
+    return rows_conditioner(r, total, site, shared, key, counted)._replace(half=layout.half is not None)
 
 
 def _may_look(x: Tensor, settings: Settings) -> bool:

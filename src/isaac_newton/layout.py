@@ -33,13 +33,19 @@ class Layout:
     """How a layer's input becomes rows, and its gradient a matrix (groups, outputs, features)."""
 
     def __init__(
-        self, arrange: Arrange, transposed: bool, mask: Tensor | None, place: Place | None = None, *, half: bool = False
+        self,
+        arrange: Arrange,
+        transposed: bool,
+        mask: Tensor | None,
+        place: Place | None = None,
+        *,
+        half: torch.dtype | None = None,
     ) -> None:
         self.arrange = arrange
         self.transposed = transposed
         self.mask = mask
         self.place = place
-        #: Whether the gradient comes from products in half precision.
+        #: The type of the products that the gradient comes from if that has half precision.
         self.half = half
 
     def rows(

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isaac_newton import rows
-from isaac_newton.autograd import condition
 from isaac_newton.layers.registry import register
+from isaac_newton.operations import Convolution
 from isaac_newton.site import Site
+from isaac_newton.weights import condition, conditioned
 
 __all__: list[str] = []
 
@@ -27,9 +28,9 @@ def _conv(layer: Any, site: Site, input: Tensor) -> Tensor:
     patches = rows.Patches(
         layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner
     )
-    weight, bias = condition(layer.weight, layer.bias, input, site, arrange=patches)
-    output: Tensor = layer._conv_forward(input, weight, bias)
-    return output
+    zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str) and input.dim() == layer.weight.dim()
+    operation = Convolution(layer.stride, layer.padding, layer.dilation, layer.groups) if zeros else None
+    return conditioned(layer._conv_forward, operation, input, layer.weight, layer.bias, site, patches)
 
 
 @register(nn.ConvTranspose1d)

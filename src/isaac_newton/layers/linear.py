@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isaac_newton.autograd import condition, linear
+from isaac_newton.autograd import linear
 from isaac_newton.damping import Damping, check
 from isaac_newton.layers.registry import register
 from isaac_newton.settings import Settings
 from isaac_newton.site import Site
+from isaac_newton.weights import condition
 
 __all__ = ["Linear"]
 
