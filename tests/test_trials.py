@@ -455,6 +455,24 @@ def test_times_of_methods_that_take_turns(monkeypatch: pytest.MonkeyPatch, mlp: 
     assert record["methods"][0]["ratio"] == {"median": 1.0, "low": 1.0, "high": 1.0}
 
 
+def test_captured_steps_are_captured_several_times(monkeypatch: pytest.MonkeyPatch, mlp: Workload) -> None:
+    captured: list[object] = []
+
+    def graphs_of(step: Callable[..., Tensor], warmup: int) -> Callable[..., Tensor]:
+        captured.append(step)
+        return step
+
+    monkeypatch.setattr(times, "TURN", 0.001)
+    monkeypatch.setattr(times, "Graphs", graphs_of)
+    ticks: list[None] = []
+    trials = {"plain": MLP, "adamw": replace(MLP, optimizer="adamw"), "kfac": replace(MLP, optimizer="kfac", damping=0.1)}
+    record = times.measure(trials, mlp, captured=True, rounds=7, tick=lambda: ticks.append(None))
+    assert len(captured) == 2 * times.CAPTURES == 6
+    assert len(ticks) == 7
+    assert record["settings"]["captures"] == 3
+    assert list(record["left_out"]) == ["kfac"]
+
+
 # The text, and the network that reads it
 
 

@@ -22,6 +22,8 @@ __all__ = ["measure", "seconds"]
 TURN = 0.2
 #: Batches that a method goes round and round with.
 BATCHES = 8
+#: So many graphs of each method share the rounds: where its tensors happen to lie makes a graph a little faster or slower.
+CAPTURES = 3
 
 
 def measure(
@@ -40,7 +42,7 @@ def measure(
         workload: What they train.
         device: "cpu" or "cuda".
         captured: Whether the steps are CUDA graphs; those that cannot be are left out.
-        rounds: How often they take turns.
+        rounds: How often they take turns; at least as often as there are captures.
         tick: Called after each round.
     """
     with float32_products(tensor_cores=workload.tensor_cores):
@@ -50,7 +52,7 @@ def measure(
 def _measure(
     trials: Mapping[str, Trial], workload: Workload, device: str, captured: bool, rounds: int, tick: Callable[[], object]
 ) -> dict[str, Any]:
-    steps: dict[str, Callable[[], object]] = {}
+    able: dict[str, Trial] = {}
     left_out: dict[str, str] = {}
     for name, trial in trials.items():
         reason = methods.unable(trial, workload)
@@ -59,30 +61,39 @@ def _measure(
         if reason:
             left_out[name] = reason
         else:
-            steps[name] = _step(trial, workload, captured=captured)
+            able[name] = trial
 
     def wait() -> None:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    timings = timing.measure(steps, rounds=rounds, turn=TURN, wait=wait, tick=tick)
-    ratios = timing.ratios(timings.seconds, next(iter(steps)))
+    captures = min(CAPTURES, rounds) if captured else 1
+    seconds: dict[str, list[float]] = {name: [] for name in able}
+    per_turn: dict[str, int] = {}
+    for number in range(captures):
+        steps = {name: _step(trial, workload, captured=captured) for name, trial in able.items()}
+        share = rounds // captures + (number < rounds % captures)
+        timings = timing.measure(steps, rounds=share, turn=TURN, wait=wait, tick=tick)
+        per_turn = timings.steps_per_turn
+        for name, values in timings.seconds.items():
+            seconds[name] += values
+    ratios = timing.ratios(seconds, next(iter(able)))
     entries = [
         {
             "name": name,
             "trial": asdict(trials[name]),
-            "seconds_per_step": asdict(timing.spread(timings.seconds[name])),
+            "seconds_per_step": asdict(timing.spread(values)),
             "ratio": asdict(timing.spread(ratios[name])),
-            "steps_per_turn": timings.steps_per_turn[name],
+            "steps_per_turn": per_turn[name],
         }
-        for name in timings.seconds
+        for name, values in seconds.items()
     ]
-    packages = dict.fromkeys(["torch", *(methods.OPTIMIZERS[trials[name].optimizer].package for name in steps)])
+    packages = dict.fromkeys(["torch", *(methods.OPTIMIZERS[trial.optimizer].package for trial in able.values())])
     return {
         "kind": "times of trials",
         "mode": "captured" if captured else "eager",
         "arithmetic": workload.arithmetic,
-        "settings": {"rounds": rounds, "turn_seconds": TURN},
+        "settings": {"rounds": rounds, "turn_seconds": TURN, "captures": captures if captured else 0},
         **origin(threads=torch.get_num_threads(), packages=tuple(packages), device=device),
         "methods": entries,
         "left_out": left_out,
