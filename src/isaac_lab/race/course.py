@@ -96,7 +96,7 @@ _CLASSIFIER = {
     "sgd": Range(0.03, 3),
     "momentum": Range(0.003, 0.3),
     "adamw": Range(1e-4, 1e-2),
-    "muon": Range(2e-3, 0.2),
+    "muon": Range(5e-4, 5e-2),
     "soap": Range(3e-4, 3e-2),
     "shampoo": Range(0.003, 0.3),
     "singd": Range(0.003, 0.3),
