@@ -39,7 +39,7 @@ def race(
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload; or all; or list.")] = "all",
     scale: Annotated[
         ScaleChoice,
-        typer.Option(help="smoke: small networks, embedded data. quick: 6 trials, 3 seeds. full: 12 trials, 5 seeds, longer."),
+        typer.Option(help="smoke: small networks, embedded data. quick: 6 trials, 3 seeds. full: 8 trials, 5 seeds, longer."),
     ] = ScaleChoice.SMOKE,
     device: Annotated[DeviceChoice | None, typer.Option(help="Unless given: cuda if there is one.", show_default=False)] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that train at once; times are measured after them.")] = 1,

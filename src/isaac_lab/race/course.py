@@ -47,7 +47,7 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
     {
         "smoke": Scale("smoke", small=True, trials=3, seeds=2, points=20, rounds=3),
         "quick": Scale("quick", small=False, trials=6, seeds=3, points=40, rounds=3),
-        "full": Scale("full", small=False, trials=12, seeds=5, points=40, rounds=7),
+        "full": Scale("full", small=False, trials=8, seeds=5, points=40, rounds=7),
     }
 )
 
