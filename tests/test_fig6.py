@@ -258,9 +258,7 @@ def test_quick_is_thirty_epochs_of_cifar_on_three_seeds_and_says_its_steps() -> 
     run = budget.runs("a", budget.candidates("a", "last")[0], 3)[-1]
     assert (run.steps, run.points, run.schedule, run.weight_decay, run.seed) == (15_000, 30, "cosine", 5e-4, 3)
     assert (run.optimizer, run.conditioning, run.small) == ("momentum", "last", False)
-    assert fig6._plan(budget, 3).startswith(
-        "fig6: trials, 36 of 1,000 steps and 27 of 5,000 steps; runs, 27 of 15,000 steps; 576,000 steps in all"
-    )
+    assert fig6._plan(budget, 3).startswith("fig6: trials, 36 of 1,000 steps; runs, 45 of 15,000 steps; 711,000 steps in all")
 
 
 def test_the_lowest_training_loss_is_chosen() -> None:
@@ -270,20 +268,21 @@ def test_the_lowest_training_loss_is_chosen() -> None:
     assert fig6.choose({first: math.inf, second: math.inf}) is None
 
 
-def test_longer_trials_compare_larger_rates_by_accuracy(tmp_path: Path) -> None:
+def test_the_first_seed_compares_larger_rates_by_accuracy(tmp_path: Path) -> None:
     folder = fabricated(tmp_path, {("a", "none"): [0.9, 0.9], ("a", "last"): [0.9, 0.9]})
     shown = view(EXPERIMENTS["fig6"], tmp_path, SCALES["quick"], means=Means(command="isaac-newton", seeds=2))
     first = fig6.cells(shown)["a", "none"].chosen
     assert first is not None
-    assert "longer trials of 2 of the curves" in " ".join(fig6.summary(shown)["notes"])
-    store, longer = Store(folder / "records"), BUDGETS["quick"].longer("a", first)
-    assert [(trial.steps, trial.weight_decay, trial.seed) for trial in longer] == [(5_000, 5e-4, 0)] * 3
-    assert [trial.learning_rate for trial in longer] == pytest.approx([first.learning_rate * by for by in (1, 3, 10)])
-    for trial, accuracy in zip(longer, (0.8, 0.9, 0.7), strict=True):
+    assert "larger η of 2 of the curves" in " ".join(fig6.summary(shown)["notes"])
+    store, larger = Store(folder / "records"), BUDGETS["quick"].compared("a", first)
+    assert larger[0] == BUDGETS["quick"].runs("a", first, 2)[0], "what is compared is run once"
+    assert [(trial.steps, trial.weight_decay, trial.seed) for trial in larger] == [(15_000, 5e-4, 1)] * 3
+    assert [trial.learning_rate for trial in larger] == pytest.approx([first.learning_rate * by for by in (1, 3, 10)])
+    for trial, accuracy in zip(larger, (0.8, 0.9, 0.7), strict=True):
         assert fig6.cells(shown)["a", "none"].chosen == first, "some of them decide nothing"
         record = {"trial": asdict(trial), "status": "finished", "points": [_point(trial.steps, 1, accuracy)]}
         store.add({"kind": "trial", "format": loop.FORMAT, **record})
-    assert fig6.cells(shown)["a", "none"].chosen == longer[1]
+    assert fig6.cells(shown)["a", "none"].chosen == larger[1]
     # Weight decay is not the same without.
     assert fig6.cells(shown)["b", "none"].compared == {}
 
@@ -304,10 +303,9 @@ def test_a_run_that_diverged_counts_as_chance_from_there_on() -> None:
 def test_a_smoke_run_leaves_records_a_figure_numbers_and_a_summary(reproduced: tuple[Path, Result]) -> None:
     out, result = reproduced
     folder = out / "fig6" / "smoke"
-    assert "trials, 8 of 2 steps and 18 of 2 steps; runs, 12 of 4 steps; 100 steps in all" in words(result)
+    assert "trials, 8 of 2 steps; runs, 24 of 4 steps; 112 steps in all" in words(result)
     assert "(c) ζ*, last layer" in words(result)
-    # Here longer trials are as long, so that in two of the settings the first of them is the best short one.
-    records = 8 + (18 - 4) + 12
+    records = 8 + 24
     assert len(list((folder / "records").glob("*.json"))) == records
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "plain SGD" in (folder / "figure.svg").read_text(encoding="utf-8")
@@ -343,19 +341,21 @@ def test_the_summary_says_what_the_records_say(reproduced: tuple[Path, Result]) 
             assert curve["std"][-1] == pytest.approx(abs(cell["values"][0] - cell["values"][1]) / math.sqrt(2))
             assert curve["n"] == cell["n"] == 2
     records = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "records").glob("*.json")]
+    own = [trial for trial in summary["trials"] if (trial["setting"], trial["method"]) == ("c", "last")]
+    first = min((trial for trial in own if "train_loss" in trial), key=lambda trial: trial["train_loss"])
+    larger = [trial for trial in own if "test_error" in trial]
+    assert [trial["learning_rate"] for trial in larger] == [pytest.approx(by * first["learning_rate"]) for by in (1, 3, 10)]
+    assert {trial["damping"] for trial in larger} == {first["damping"]}
+    chosen = min(larger, key=lambda trial: trial["test_error"])
+    assert summary["rows"][1]["cells"][2]["settings"] == f"η {chosen['learning_rate']:g}, λ {chosen['damping']:g}"
     finals = [
         record["points"][-1]["test_accuracy"]
         for record in sorted(records, key=lambda record: int(record["trial"]["seed"]))
-        if record["trial"]["steps"] == 4 and record["trial"]["optimizer"] == "sgd" and record["trial"]["conditioning"] == "last"
+        if record["trial"]["steps"] == 4
+        and (record["trial"]["optimizer"], record["trial"]["conditioning"]) == ("sgd", "last")
+        and record["trial"]["learning_rate"] == chosen["learning_rate"]
     ]
     assert summary["rows"][1]["cells"][2]["values"] == finals
-    own = [trial for trial in summary["trials"] if (trial["setting"], trial["method"]) == ("c", "last")]
-    first = min((trial for trial in own if "train_loss" in trial), key=lambda trial: trial["train_loss"])
-    longer = [trial for trial in own if "test_error" in trial]
-    assert [trial["learning_rate"] for trial in longer] == [pytest.approx(by * first["learning_rate"]) for by in (1, 3, 10)]
-    assert {trial["damping"] for trial in longer} == {first["damping"]}
-    chosen = min(longer, key=lambda trial: trial["test_error"])
-    assert summary["rows"][1]["cells"][2]["settings"] == f"η {chosen['learning_rate']:g}, λ {chosen['damping']:g}"
     assert summary["times"]["eager"]["methods"]["none"]["ratio"]["median"] == 1
 
 

@@ -1,9 +1,9 @@
 """Figure 6: ResNet-18 on CIFAR-10 with and without momentum and weight decay; ζ* in the last layer, and in all layers.
 
 Learning rate and damping are chosen in two rounds, with as many trials for each method. Short ones find both, by their training
-loss. What is best after so few epochs is often too small a rate for a whole run, so that longer ones compare it with larger
-rates, by what the figure shows, the test accuracy. The runs have other seeds than the trials. What is drawn follows from the
-records alone, however many of them there are.
+loss. What is best after so few epochs is often too small a rate for a whole run, so that the first seed is run whole with that
+rate and with larger ones; the best by what the figure shows, the test accuracy, is run with the other seeds. What is drawn
+follows from the records alone, however many of them there are.
 """
 
 import csv
@@ -35,7 +35,7 @@ __all__ = ["BUDGETS", "EXPERIMENT", "METHODS", "SETTINGS", "Budget", "Cell", "ce
 
 #: Of a network that says nothing: what a run that diverged counts as.
 CHANCE = 0.1
-#: Learning rates of the longer trials, over that of the best short one.
+#: Learning rates that are run whole at the first seed, over that of the best short trial.
 LARGER = (1, 3, 10)
 MODES = ("eager", "captured")
 #: Of the steps that are timed. Small, so that thousands of them on a few batches leave the activations about as they were.
@@ -112,7 +112,6 @@ class Budget:
     Args:
         epochs: Of a run; the cosine schedule goes over all of them.
         trial_epochs: Of a short trial, with a schedule of its own.
-        longer_epochs: Of a longer one.
         steps: Of an epoch.
         seeds: Runs of each method in each setting.
         conditionings: The methods that are trained; the steps of all are timed.
@@ -125,7 +124,6 @@ class Budget:
 
     epochs: int
     trial_epochs: int
-    longer_epochs: int
     steps: int
     seeds: int
     conditionings: tuple[str, ...]
@@ -146,12 +144,10 @@ class Budget:
         pairs = [(rate, damping) for rate in self.rates[own.optimizer] for damping in self.dampings]
         return tuple(replace(base, learning_rate=rate, damping=damping) for rate, damping in pairs)
 
-    def longer(self, setting: str, first: Trial) -> tuple[Trial, ...]:
-        """The longer trials: with the rate and the damping of the best short one, and with larger rates."""
-        base = self._trial(SETTINGS[setting], first.conditioning, self.longer_epochs)
-        base = replace(base, points=1, damping=first.damping)
+    def compared(self, setting: str, first: Trial) -> tuple[Trial, ...]:
+        """The first run with the rate and the damping of the best short trial, and with larger rates."""
         rates = [float(f"{factor * first.learning_rate:.3g}") for factor in LARGER]
-        return tuple(replace(base, learning_rate=rate) for rate in rates)
+        return tuple(self.runs(setting, replace(first, learning_rate=rate), 1)[0] for rate in rates)
 
     def runs(self, setting: str, chosen: Trial, seeds: int) -> tuple[Trial, ...]:
         """What the figure shows of a method: the rate and the damping of the trial that was chosen, from other seeds."""
@@ -183,7 +179,6 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
         "smoke": Budget(
             2,
             1,
-            1,
             resnet.SMALL_TRAIN // resnet.SMALL_BATCH,
             2,
             tuple(METHODS),
@@ -192,8 +187,8 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
             rounds=3,
             small=True,
         ),
-        "quick": Budget(30, 2, 10, _CIFAR_STEPS, 3, tuple(METHODS)[:3], _RATES, _PLAIN_RATES),
-        "paper": Budget(200, 5, 40, _CIFAR_STEPS, 5, tuple(METHODS), _RATES, _PLAIN_RATES),
+        "quick": Budget(30, 2, _CIFAR_STEPS, 3, tuple(METHODS)[:3], _RATES, _PLAIN_RATES),
+        "paper": Budget(200, 5, _CIFAR_STEPS, 5, tuple(METHODS), _RATES, _PLAIN_RATES),
     }
 )
 
@@ -204,7 +199,7 @@ class Cell:
 
     Args:
         tried: By short trial, the training loss at its end; infinite where it diverged. Those that have been run.
-        compared: By longer trial, the share of the test images that it gets wrong, likewise.
+        compared: By first run with one of several rates, the share of the test images that it gets wrong, likewise.
         chosen: The trial whose rate and damping the runs have; None before all short ones have been run, or where all diverged.
         records: Of the runs that have ended.
     """
@@ -243,8 +238,8 @@ def cells(view: View) -> dict[tuple[str, str], Cell]:
     for setting in SETTINGS:
         for conditioning in METHODS:
             tried, first = _round(budget.candidates(setting, conditioning), store, "train_loss")
-            compared, chosen = _round(() if first is None else budget.longer(setting, first), store, "test_accuracy")
-            # Until the longer ones have been run, what the short ones chose is what there is.
+            compared, chosen = _round(() if first is None else budget.compared(setting, first), store, "test_accuracy")
+            # Until larger rates have been run, what the short trials chose is what there is.
             chosen = first if len(compared) < len(LARGER) else chosen
             runs = () if chosen is None else budget.runs(setting, chosen, seeds)
             records = tuple(record for trial in runs if (record := store.get(trial)) is not None)
@@ -271,7 +266,7 @@ def _seeds(view: View) -> int:
 
 
 def measure(view: View) -> None:
-    """Time the steps, run the short trials, the longer ones, then the runs."""
+    """Time the steps, run the short trials, then the first seed with several rates, then the other seeds."""
     budget, means, seeds = BUDGETS[view.scale.name], view.means, _seeds(view)
     # Data that are missing or corrupt are said before anything is written.
     workload = make(resnet.NAME, small=budget.small, device=view.device, folder=means.data)
@@ -287,8 +282,8 @@ def measure(view: View) -> None:
     trials = [t for name in budget.conditionings for s in ("c", "b") for t in budget.candidates(s, name)]
     new = _train(view, trials, store, f"fig6: trials of {_epochs(budget.trial_epochs)}")
     firsts = ((setting, choose(cell.tried)) for (setting, name), cell in cells(view).items() if name in budget.conditionings)
-    trials = [trial for setting, first in firsts if first is not None for trial in budget.longer(setting, first)]
-    new += _train(view, trials, store, f"fig6: trials of {_epochs(budget.longer_epochs)}")
+    trials = [trial for setting, first in firsts if first is not None for trial in budget.compared(setting, first)]
+    new += _train(view, trials, store, f"fig6: larger rates, runs of {_epochs(budget.epochs)}")
     new += _train(view, list(_runs(view, budget, seeds)), store, f"fig6: runs of {_epochs(budget.epochs)}")
     if new:
         call = {"command": means.command, "seconds": time.perf_counter() - started, "runs": new, "device": view.device}
@@ -310,11 +305,12 @@ def _runs(view: View, budget: Budget, seeds: int) -> Iterator[Trial]:
 def _plan(budget: Budget, seeds: int) -> str:
     kinds = len({setting.tuned_as for setting in SETTINGS.values()}) * len(budget.conditionings)
     of_each = len(SETTINGS) * len(budget.conditionings)
-    numbers = (kinds * len(budget.candidates("c", "none")), of_each * len(LARGER), of_each * seeds)
-    lengths = [budget.steps * epochs for epochs in (budget.trial_epochs, budget.longer_epochs, budget.epochs)]
-    short, longer, whole = (f"{number} of {length:,} steps" for number, length in zip(numbers, lengths, strict=True))
+    # One of the rates that are compared is chosen: its first run is one of the others too.
+    numbers = (kinds * len(budget.candidates("c", "none")), of_each * (len(LARGER) + seeds - 1))
+    lengths = [budget.steps * epochs for epochs in (budget.trial_epochs, budget.epochs)]
+    short, whole = (f"{number} of {length:,} steps" for number, length in zip(numbers, lengths, strict=True))
     total = sum(number * length for number, length in zip(numbers, lengths, strict=True))
-    return f"fig6: trials, {short} and {longer}; runs, {whole}; {total:,} steps in all; what is there already is used"
+    return f"fig6: trials, {short}; runs, {whole}; {total:,} steps in all; what is there already is used"
 
 
 def _time_steps(view: View, workload: Workload, mode: str) -> None:
@@ -519,11 +515,11 @@ def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[
     notes = [
         f"Each method had {number} trials of {_epochs(budget.trial_epochs)} at one seed in {SETTINGS['b'].title} and in "
         f"{SETTINGS['c'].title}; the lowest training loss chose λ and a first η, in {SETTINGS['a'].title} those of "
-        f"{SETTINGS['b'].title}. Then each had {len(LARGER)} trials of {_epochs(budget.longer_epochs)} in each setting, with "
-        f"{', '.join(map(str, LARGER))} times that η; the highest test accuracy chose. The runs have other seeds."
+        f"{SETTINGS['b'].title}. Then its first seed ran whole in each setting with {', '.join(map(str, LARGER))} times "
+        "that η; the highest test accuracy at the end chose what the other seeds have."
     ]
     if early := sum(bool(cell.records) and len(cell.compared) < len(LARGER) for cell in known.values()):
-        notes.append(f"The longer trials of {early} of the curves are still to be run: their η is the first one.")
+        notes.append(f"The larger η of {early} of the curves are still to be run: theirs is the first one.")
     if lost := sum(cell.diverged for cell in known.values()):
         notes.append(f"{lost} of the runs diverged; from there on they count as chance, {CHANCE:.0%}.")
     for mode, record in _times(view).items():
