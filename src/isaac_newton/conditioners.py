@@ -1,7 +1,6 @@
 """From a layer's rows to what conditions its gradient.
 
-The dtype policy is here: linear algebra in float32 or better, whatever autocast says, but for products with a gradient that has
-only the digits of half precision (TF32); results in the dtype of the weight.
+The dtype policy is here: linear algebra in float32 or better, whatever autocast says; results in the dtype of the weight.
 """
 
 import contextlib
@@ -80,7 +79,7 @@ class _Columns(NamedTuple):
     """What multiplies a gradient from the right: rows r, λ, and the inverse P on their smaller side, `in_difference` of rows.
 
     P r, `multiplied`, may be there beside P or in its place. Without either the gradient stays plain where λ is infinite; else
-    the kernel that multiplies forms the inverse. `half`: the gradient has no more digits than half precision.
+    the kernel that multiplies forms the inverse.
     """
 
     r: Float[Tensor, "groups rows in"]
@@ -88,7 +87,6 @@ class _Columns(NamedTuple):
     damping: float | Tensor
     inverse: Tensor | None
     multiplied: Float[Tensor, "groups rows in"] | None = None
-    half: bool = False
 
     def multiply(self, gradient: Float[Tensor, "groups out in"]) -> Float[Tensor, "groups out in"]:
         """∇ (I + rᵀr/(kλ))⁻¹."""
@@ -97,14 +95,14 @@ class _Columns(NamedTuple):
         count, inverse = self.r.shape[-2], self.inverse
         if inverse is None and self.multiplied is None:
             if not (torch.is_grad_enabled() and gradient.requires_grad):
-                return kernels.multiply(cast(gradient, self.r.dtype), self.r, self.damping, half=self.half)
+                return kernels.multiply(cast(gradient, self.r.dtype), self.r, self.damping)
             scale = 1 / (count * self.damping)
             inverse = scale * equations.inverse(equations.precise(self.r), scale)
         dtype = self.r.dtype if inverse is None else inverse.dtype
         gradient, r = cast(gradient, dtype), cast(self.r, dtype)
         if count < r.shape[-1]:
             # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
-            return kernels.subtract(gradient, r, inverse, self.multiplied, half=self.half)
+            return kernels.subtract(gradient, r, inverse, self.multiplied)
         assert inverse is not None
         # Of one matrix: torch takes up to three times as long for a batch of one.
         return (gradient[0] @ inverse[0])[None] if len(r) == 1 else gradient @ inverse
@@ -142,9 +140,9 @@ class AwaitedColumns(Awaited):
             damping = settings.input_damping(r, counted)
         if 0 in r.shape or (isinstance(damping, float) and damping == math.inf):
             return _Columns(r, total, math.inf, None)
-        by_rows, alone, half = r.shape[-2] < r.shape[-1], len(r) == 1, self._layout.half is not None
+        by_rows, alone = r.shape[-2] < r.shape[-1], len(r) == 1
         if by_rows and not captured and kernels.can_multiply(r):
-            return _Columns(r, total, damping, None, half=half)
+            return _Columns(r, total, damping, None)
 
         def finish(conditioner: kernels.Conditioner) -> _Columns:
             inverse, multiplied = (x if x is None or not alone else x[None] for x in conditioner)
@@ -152,8 +150,8 @@ class AwaitedColumns(Awaited):
                 return _Columns(r, total, math.inf, None)
             if captured and by_rows and inverse is not None:
                 # All that can be done before the gradient is there is done beside other work.
-                multiplied = kernels.multiplied(inverse, r, half=half)
-            return _Columns(r, total, damping, inverse, multiplied, half)
+                multiplied = kernels.multiplied(inverse, r)
+            return _Columns(r, total, damping, inverse, multiplied)
 
         return Task(kernels.Job(r[0] if alone else r, damping, self.outputs, of_gradient=True), finish)
 
@@ -175,7 +173,7 @@ def columns_conditioner(x: Tensor, layout: Layout, site: Site, shared: Shared, *
     # To keep many until the pass ends, in float32, would take more memory than what the layers themselves keep.
     r, total, counted = shared.get(("rows", key), find) if settings.takes_few_rows or settings.ranks is not None else find()
     r = _with_ones(r, counted) if joint else r
-    return rows_conditioner(r, total, site, shared, key, counted)._replace(half=layout.half is not None)
+    return rows_conditioner(r, total, site, shared, key, counted)
 
 
 def _may_look(x: Tensor, settings: Settings) -> bool:

@@ -32,21 +32,11 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 class Layout:
     """How a layer's input becomes rows, and its gradient a matrix (groups, outputs, features)."""
 
-    def __init__(
-        self,
-        arrange: Arrange,
-        transposed: bool,
-        mask: Tensor | None,
-        place: Place | None = None,
-        *,
-        half: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, arrange: Arrange, transposed: bool, mask: Tensor | None, place: Place | None = None) -> None:
         self.arrange = arrange
         self.transposed = transposed
         self.mask = mask
         self.place = place
-        #: The type of the products that the gradient comes from if that has half precision.
-        self.half = half
 
     def rows(
         self, input: Tensor, settings: Settings, *, drop: bool = True

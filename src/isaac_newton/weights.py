@@ -78,7 +78,7 @@ def condition(
     if overlap is not None:
         overlap.update([id(weight), id(joint)])
     place = site.place(weight, transposed=transposed, bias=joint) if settings.when == "step" else None
-    layout = Layout(arrange, transposed, settings.mask, place, half=None if traced else half_type(weight))
+    layout = Layout(arrange, transposed, settings.mask, place)
     given: Shared | AwaitedColumns
     if not traced and settings.takes_few_rows and (overlap is not None or can_keep()):
         outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
@@ -120,7 +120,7 @@ def conditioned(
         return forward(input, *condition(weight, bias, input, site, arrange=arrange))
     assert settings.overlap is not None
     settings.overlap.update([id(weight), id(bias)])
-    layout = Layout(arrange, transposed=False, mask=settings.mask, half=half_type(weight))
+    layout = Layout(arrange, transposed=False, mask=settings.mask)
     given = AwaitedColumns(input, weight.shape[0], site, layout, False)
     with full_precision(input):
         given.start()
@@ -208,7 +208,7 @@ class _Apart(torch.autograd.Function):
         ctx.operation, ctx.layout, ctx.site, ctx.given, ctx.joint = operation, layout, site, given, False
         ctx.parameters, ctx.input_dtype = [weight, bias], input.dtype
         # What autocast would do, and keep for the backward pass.
-        dtype = layout.half or weight.dtype
+        dtype = half_type(weight) or weight.dtype
         x, w = cast(input, dtype), cast(weight, dtype)
         ctx.save_for_backward(x, w)
         return operation(x, w, None if bias is None else cast(bias, dtype))

@@ -231,12 +231,12 @@ def can_multiply(r: Float[Tensor, "groups rows in"]) -> bool:
 
 
 def multiply(
-    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], damping: float | Tensor, *, half: bool = False
+    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], damping: float | Tensor
 ) -> Float[Tensor, "groups out in"]:
-    """∇ (I + rᵀr/(kλ))⁻¹ by one kernel; `half` as for `subtract`."""
+    """∇ (I + rᵀr/(kλ))⁻¹ by one kernel."""
     from isaac_newton.kernels import few
 
-    return few.multiply(gradient, r, damping, half=half)
+    return few.multiply(gradient, r, damping)
 
 
 def subtract(
@@ -244,25 +244,22 @@ def subtract(
     r: Float[Tensor, "*groups rows in"],
     inverse: Float[Tensor, "*groups rows rows"] | None,
     multiplied: Float[Tensor, "*groups rows in"] | None = None,
-    *,
-    half: bool = False,
 ) -> Float[Tensor, "*groups out in"]:
     """∇ − ∇rᵀ P r, what Woodbury leaves of a gradient; P is the inverse of rows, `in_difference`, or P r is `multiplied`.
 
     The difference can be much smaller than its parts, so that these are not rounded, whatever torch may do to products (TF32).
-    A gradient in `half` precision has lost more digits than that already: then they are, on a GPU.
     """
     if inverse is not None and _can_subtract(gradient, r, inverse):
         from isaac_newton.kernels import few
 
-        return few.subtract(gradient, r, inverse, half=half)
+        return few.subtract(gradient, r, inverse)
     alone = r.dim() == 3 and len(r) == 1
     if alone:
         # Of one matrix: torch takes up to three times as long for a batch of one.
         gradient, r = gradient[0], r[0]
         inverse, multiplied = (None if x is None else x[0] for x in (inverse, multiplied))
     difference: Callable[..., Tensor] = torch.addmm if r.dim() == 2 else torch.baddbmm
-    with _products(r, half):
+    with _unrounded(r):
         seen = gradient @ r.mT
         if multiplied is not None:
             result = difference(gradient, seen, multiplied, alpha=-1)
@@ -273,19 +270,17 @@ def subtract(
 
 
 def multiplied(
-    inverse: Float[Tensor, "groups rows rows"], r: Float[Tensor, "groups rows in"], *, half: bool = False
+    inverse: Float[Tensor, "groups rows rows"], r: Float[Tensor, "groups rows in"]
 ) -> Float[Tensor, "groups rows in"] | None:
     """P r for `subtract`, to be had before the gradient is; None where that takes one kernel anyway."""
     if _are_few(r):
         return None
-    with _products(r, half):
+    with _unrounded(r):
         return (inverse[0] @ r[0])[None] if len(r) == 1 else inverse @ r
 
 
-def _products(x: Tensor, half: bool) -> contextlib.AbstractContextManager[Any]:
-    if not _has_values(x):
-        return contextlib.nullcontext()
-    return dense.rounded(x) if half else dense.unrounded(x)
+def _unrounded(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    return dense.unrounded(x) if _has_values(x) else contextlib.nullcontext()
 
 
 def _are_few(r: Tensor) -> bool:

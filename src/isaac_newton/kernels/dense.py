@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isaac_newton import equations
 
-__all__ = ["inverse", "inverses", "rounded", "unrounded"]
+__all__ = ["inverse", "inverses", "unrounded"]
 
 _NOTHING = contextlib.nullcontext()
 
@@ -36,20 +36,12 @@ def unrounded(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """In the block products of float32 are products of float32, whatever torch may round them to elsewhere."""
     backends: Any = torch.backends
     library = backends.cuda.matmul if x.is_cuda else backends.mkldnn.matmul
-    return _NOTHING if library.fp32_precision in ("ieee", "none") else _set(library, "ieee")
-
-
-def rounded(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """In the block products of float32 on a GPU are rounded to TF32, for what half precision has rounded to fewer digits."""
-    library: Any = torch.backends.cuda.matmul
-    if not x.is_cuda:
-        return unrounded(x)
-    return _NOTHING if library.fp32_precision == "tf32" else _set(library, "tf32")
+    return _NOTHING if library.fp32_precision in ("ieee", "none") else _in_float32(library)
 
 
 @contextlib.contextmanager
-def _set(library: Any, precision: str) -> Iterator[None]:
-    before, library.fp32_precision = library.fp32_precision, precision
+def _in_float32(library: Any) -> Iterator[None]:
+    before, library.fp32_precision = library.fp32_precision, "ieee"
     try:
         yield
     finally:

@@ -23,38 +23,32 @@ _LAUNCHES: dict[Any, Launch] = {}
 
 
 def multiply(
-    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], damping: float | Tensor, *, half: bool = False
+    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], damping: float | Tensor
 ) -> Float[Tensor, "groups out in"]:
     """∇ (I + rᵀr/(kλ))⁻¹ for up to 16 rows, in one launch: inverse, both products and the difference (Woodbury).
 
     Every program forms the inverse anew, which takes less time than a launch of its own.
     """
-    return _condition(gradient, r, None, damping, half)
+    return _condition(gradient, r, None, damping)
 
 
 def subtract(
-    gradient: Float[Tensor, "groups out in"],
-    r: Float[Tensor, "groups rows in"],
-    inverse: Float[Tensor, "groups rows rows"],
-    *,
-    half: bool = False,
+    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], inverse: Float[Tensor, "groups rows rows"]
 ) -> Float[Tensor, "groups out in"]:
     """∇ − ∇rᵀ P r for up to 16 rows, in one launch: what Woodbury leaves of a gradient, P the inverse, scaled."""
-    return _condition(gradient, r, inverse, 1.0, half)
+    return _condition(gradient, r, inverse, 1.0)
 
 
-def _condition(gradient: Tensor, r: Tensor, inverse: Tensor | None, damping: float | Tensor, half: bool) -> Tensor:
+def _condition(gradient: Tensor, r: Tensor, inverse: Tensor | None, damping: float | Tensor) -> Tensor:
     groups, outputs, features = gradient.shape
     result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
     given = r if inverse is None else inverse
     strides = (*gradient.stride(), *r.stride(), *given.stride())
     aligned = (gradient.data_ptr() % 16, r.data_ptr() % 16, given.data_ptr() % 16)
-    key = (gradient.shape, r.shape[1], strides, gradient.device.index, aligned, kind_of_damping(damping), inverse is None, half)
+    key = (gradient.shape, r.shape[1], strides, gradient.device.index, aligned, kind_of_damping(damping), inverse is None)
     launch = _LAUNCHES.get(key)
     if launch is None:
-        # TF32 has more digits than a gradient in half precision.
-        kinds: dict[str, Any] = {"GIVEN": inverse is not None, "PRECISION": "tf32" if half else "tf32x3"}
-        kinds["POINTER"] = isinstance(damping, Tensor)
+        kinds = {"GIVEN": inverse is not None, "POINTER": isinstance(damping, Tensor)}
         constants = {**kinds, "ROWS": PIVOTS, "OUTPUTS": _OUTPUTS, "CHUNK": _CHUNK}
         launch = remember(_LAUNCHES, key, Launch(_multiply, (triton.cdiv(outputs, _OUTPUTS), groups, 1), 4, constants))
     launch(gradient, r, given, result, damping, r.shape[1], outputs, features, *strides)
@@ -102,7 +96,6 @@ def _multiply(
     inverse_column,
     GIVEN: tl.constexpr,
     POINTER: tl.constexpr,
-    PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -132,12 +125,12 @@ def _multiply(
         c = (start + tl.arange(0, CHUNK))[None, :]
         own = tl.load(gradient + gradient_places + c * gradient_feature, (o[:, None] < outputs) & (c < features), other=0.0)
         tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        seen = tl.dot(own, tl.trans(tile), seen, input_precision=PRECISION)
-    seen = tl.dot(seen, matrix, input_precision=PRECISION)
+        seen = tl.dot(own, tl.trans(tile), seen, input_precision="tf32x3")
+    seen = tl.dot(seen, matrix, input_precision="tf32x3")
     for start in range(0, features, CHUNK):
         c = (start + tl.arange(0, CHUNK))[None, :]
         here = (o[:, None] < outputs) & (c < features)
         own = tl.load(gradient + gradient_places + c * gradient_feature, here, other=0.0)
         tile = tl.load(r + r_places + c * r_feature, (i[:, None] < rows) & (c < features), other=0.0)
-        difference = own - tl.dot(seen, tile, input_precision=PRECISION)
+        difference = own - tl.dot(seen, tile, input_precision="tf32x3")
         tl.store(result + o[:, None].to(tl.int64) * features + c, difference, here)
