@@ -86,7 +86,7 @@ def test_settings_become_a_trial() -> None:
     assert (muon.relative, muon.weight_decay, muon.schedule, muon.seed, muon.small) == (True, 0.1, "cosine", 2, False)
     plain = Entrant("momentum", "", "momentum").trial(COURSES["cifar-resnet18"], SCALES["smoke"], (0.0,), steps=5, seed=0)
     assert (plain.weight_decay, plain.relative, plain.damping, plain.small, plain.points) == (5e-4, False, 0.0, True, 15)
-    assert length(COURSES["cifar-resnet18"], SCALES["quick"], epoch=500) == 1500
+    assert length(COURSES["cifar-resnet18"], SCALES["full"], epoch=500) == 7500
     assert length(MLP, TINY, epoch=500) == 8
 
 

@@ -144,7 +144,7 @@ _FINE_TUNING = {
     "isaac-momentum": Range(1e-3, 0.1),
 }
 
-_PAPER = {"smoke": 100, "quick": 2_000, "full": 10_000}
+_PAPER = {"smoke": 100, "quick": 2_000, "full": 5_000}
 
 #: In the order of the tables. A workload that is not registered is left out.
 COURSES: Mapping[str, Course] = MappingProxyType(
@@ -156,7 +156,7 @@ COURSES: Mapping[str, Course] = MappingProxyType(
             Course("fashion-autoencoder", _PAPER, _AUTOENCODER, Range(1e-4, 1e-2)),
             Course(
                 "cifar-resnet18",
-                {"smoke": 3, "quick": 3, "full": 15},
+                {"smoke": 3, "quick": 1, "full": 15},
                 _CONVOLUTIONS,
                 Range(1e-4, 1e-2),
                 unit="epochs",
@@ -169,7 +169,7 @@ COURSES: Mapping[str, Course] = MappingProxyType(
             ),
             Course(
                 "char-gpt",
-                {"smoke": 60, "quick": 1_000, "full": 5_000},
+                {"smoke": 60, "quick": 500, "full": 5_000},
                 _LANGUAGE,
                 Range(3e-4, 3e-2),
                 relative=True,
@@ -179,10 +179,9 @@ COURSES: Mapping[str, Course] = MappingProxyType(
             ),
             Course(
                 "cola",
-                {"smoke": 1, "quick": 1, "full": 3},
+                {"smoke": 50, "quick": 500, "full": 3_000},
                 _FINE_TUNING,
                 Range(5e-6, 5e-4),
-                unit="epochs",
                 relative=True,
                 running=True,
                 schedule="linear",
