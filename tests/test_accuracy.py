@@ -255,3 +255,26 @@ def test_a_difference_is_the_same_with_rows_that_were_multiplied_before(shape: t
     exact = gradient @ torch.linalg.inv(torch.eye(shape[2], dtype=torch.float64) + r.mT @ r / (shape[1] * 0.2))
     assert_close(kernels.subtract(gradient, r, inverse), exact, 1e-12)
     assert_close(kernels.subtract(gradient, r, inverse, multiplied), exact, 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 300), (2, 5, 40), (1, 30, 1000)])
+@pytest.mark.parametrize("at_once", [1, 4_000, 262_144])
+def test_a_gradient_is_widened_piece_by_piece(
+    shape: tuple[int, int, int], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "_AT_ONCE", at_once)
+    r, gradient = torch.randn(shape) + 3, torch.randn(shape[0], 17, shape[2])
+    gradient = gradient @ r.mT @ r  # most of it goes
+    inverse, _ = kernels.inverse(r, 1e-3, shape[1], in_difference=True)
+    assert inverse is not None
+    assert inverse.dtype is torch.float64, "float32 would not do here"
+    wide = r.double()
+    exact = gradient.double() - gradient.double() @ wide.mT @ inverse @ wide
+    for own in (gradient, gradient.mT.contiguous().mT):
+        result = kernels.subtract(own, wide, inverse)
+        assert result.dtype is torch.float32
+        # No digit is lost before the last rounding.
+        assert_close(result, exact, 1e-7)
+    with_graph = gradient.clone().requires_grad_()
+    kernels.subtract(with_graph, wide, inverse).sum().backward()
+    assert_close(with_graph.grad, torch.ones_like(exact) - torch.ones_like(exact) @ wide.mT @ inverse @ wide, 1e-6)

@@ -99,11 +99,12 @@ class _Columns(NamedTuple):
             scale = 1 / (count * self.damping)
             inverse = scale * equations.inverse(equations.precise(self.r), scale)
         dtype = self.r.dtype if inverse is None else inverse.dtype
-        gradient, r = cast(gradient, dtype), cast(self.r, dtype)
+        r = cast(self.r, dtype)
         if count < r.shape[-1]:
             # Woodbury. The difference is inherent: the gradient need not lie in the span of r.
             return kernels.subtract(gradient, r, inverse, self.multiplied)
         assert inverse is not None
+        gradient = cast(gradient, dtype)
         # Of one matrix: torch takes up to three times as long for a batch of one.
         return (gradient[0] @ inverse[0])[None] if len(r) == 1 else gradient @ inverse
 

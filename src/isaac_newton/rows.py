@@ -77,8 +77,9 @@ class Patches:
         """
         x, sizes, total = self._sizes(x)
         samples, channels = x.shape[:2]
-        sums = _sums_at_once(x, sizes) if x.device.type == "cuda" else _sums_by_dimension(x, sizes)
         taps = math.prod(self.kernel)
+        at_once = x.device.type == "cuda" or taps <= _FEW_TAPS
+        sums = _sums_at_once(x, sizes) if at_once else _sums_by_dimension(x, sizes)
         sums = sums.reshape(samples, self.groups, channels // self.groups, taps)
         sums = (sums.mT if self.innermost else sums).reshape(samples, self.groups, channels // self.groups * taps)
         return (sums / max(total, 1)).transpose(0, 1), total
@@ -150,6 +151,8 @@ class _Size(NamedTuple):
 #: Matrices of taps on GPUs by their sizes, dtype and device: small, the same in every step, and dozens of launches to make.
 _TAPS: dict[tuple[object, ...], Tensor] = {}
 _MOST_TAPS = 64
+#: So many are counted at once on a CPU; more in one dimension after the other.
+_FEW_TAPS = 9
 
 
 def _taps(sizes: tuple[_Size, ...], like: Tensor) -> Float[Tensor, "pixels kernel"]:
@@ -182,17 +185,21 @@ def _sums_by_dimension(x: Float[Tensor, "samples channels ..."], sizes: tuple[_S
 def _sums_at_once(x: Float[Tensor, "samples channels ..."], sizes: tuple[_Size, ...]) -> Float[Tensor, "samples channels taps"]:
     """The same by one product that reads the input once, as it lies in memory and in the dtype that it has."""
     differentiable = x.requires_grad and torch.is_grad_enabled()
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    if half and differentiable:
+    half, on_gpu = x.dtype in (torch.float16, torch.bfloat16), x.device.type == "cuda"
+    if half and (differentiable or not on_gpu):
         x, half = x.float(), False
     more: dict[str, Any] = {"out_dtype": torch.float32} if half else {}
     taps = _taps(sizes, x)
     samples, channels = x.shape[:2]
-    if has_channels_innermost(x):
+    # The compiler does not know how tensors of a backward pass lie in memory.
+    if not torch.compiler.is_compiling() and has_channels_innermost(x):
         inner = x.movedim(1, -1).reshape(samples, len(taps), channels)
         sums: Tensor = torch.bmm(taps.mT.expand(samples, -1, -1), inner, **more)
         return sums.mT
-    return torch.mm(x.reshape(samples * channels, len(taps)), taps, **more).view(samples, channels, taps.shape[1])
+    x = x.reshape(samples * channels, len(taps))
+    # On a CPU a product of few rows takes a third of the time of one of few columns.
+    sums = torch.mm(x, taps, **more) if on_gpu else torch.mm(taps.mT, x.mT).mT
+    return sums.reshape(samples, channels, taps.shape[1])
 
 
 def gather(

@@ -248,7 +248,12 @@ def subtract(
     """∇ − ∇rᵀ P r, what Woodbury leaves of a gradient; P is the inverse of rows, `in_difference`, or P r is `multiplied`.
 
     The difference can be much smaller than its parts, so that these are not rounded, whatever torch may do to products (TF32).
+    Where the inverse needed float64, the rows have it too, and the gradient need not: on a CPU it is widened piece by piece.
     """
+    if gradient.dtype is not r.dtype:
+        if inverse is not None and not gradient.is_cuda and not _is_differentiable(gradient, r, inverse):
+            return dense.subtract(gradient, r, inverse)
+        gradient = gradient.to(r.dtype)
     if inverse is not None and _can_subtract(gradient, r, inverse):
         from isaac_newton.kernels import few
 
@@ -291,10 +296,15 @@ def _are_few(r: Tensor) -> bool:
 
 def _can_subtract(gradient: Tensor, r: Tensor, inverse: Tensor) -> bool:
     """Whether this gradient can be taken too."""
-    if not _are_few(r) or not _has_values(gradient):
+    if not _are_few(r) or _is_differentiable(gradient, r, inverse):
         return False
-    differentiable = torch.is_grad_enabled() and (gradient.requires_grad or r.requires_grad or inverse.requires_grad)
-    return gradient.dtype is inverse.dtype is torch.float32 and not differentiable
+    return gradient.dtype is inverse.dtype is torch.float32
+
+
+def _is_differentiable(*tensors: Tensor) -> bool:
+    """Whether torch, its compiler or torch.func has to see what is done with these."""
+    graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return graph or not all(map(_has_values, tensors))
 
 
 def tap_means(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isaac_newton import equations
 
-__all__ = ["inverse", "inverses", "unrounded"]
+__all__ = ["inverse", "inverses", "subtract", "unrounded"]
 
 _NOTHING = contextlib.nullcontext()
 
@@ -30,6 +30,8 @@ DIFFERENCE_TRACE = 32.0
 #: in the padding of an image. Those in the product of a few rows BLAS adds up one after the other, others in blocks.
 LONGEST_SUM, LONGEST_SUM_OF_FEW = 8192, 64
 FEW_ROWS = 16
+#: Numbers of a gradient that are widened at once: in float64 they fit into a cache.
+_AT_ONCE = 262_144
 
 
 def unrounded(x: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -114,6 +116,30 @@ def _careful(
         result = torch.where(failed, equations.inverse(x, scale * limit / max(trace, limit)), result)
     plain = torch.zeros((), dtype=x.dtype) if in_difference else _identity(x.shape[-2], x.dtype)
     return torch.where(equations.is_nan(result), plain, result), failures
+
+
+def subtract(
+    gradient: Float[Tensor, "*groups out in"], r: Float[Tensor, "*groups rows in"], inverse: Float[Tensor, "*groups rows rows"]
+) -> Float[Tensor, "*groups out in"]:
+    """∇ − ∇rᵀ P r in the dtype of the rows, rounded to that of the gradient.
+
+    A gradient is large: to widen all of it takes several times as long as the products with a few rows.
+    """
+    outputs = gradient.shape[-2]
+    result = torch.empty_like(gradient)
+    length = max(_AT_ONCE * outputs // max(gradient.numel(), 1), 1)
+    alone = r.dim() == 3 and len(r) == 1
+    # Of one matrix: torch takes up to three times as long for a batch of one.
+    whole, found, r, inverse = (x[0] if alone else x for x in (gradient, result, r, inverse))
+    for start in range(0, outputs, length):
+        part = whole[..., start : start + length, :].to(r.dtype)
+        found[..., start : start + length, :] = _difference(part, part @ r.mT @ inverse, r)
+    return result
+
+
+def _difference(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The first less the product of the others, in its place."""
+    return x.addmm_(a, b, alpha=-1) if x.dim() == 2 else x.baddbmm_(a, b, alpha=-1)
 
 
 @functools.lru_cache(maxsize=32)
