@@ -148,7 +148,7 @@ class _Size(NamedTuple):
         return ((offset >= 0) & (offset % self.stride == 0) & (offset < self.places * self.stride)).to(like.dtype)
 
 
-#: Matrices of taps on GPUs by their sizes, dtype and device: small, the same in every step, and dozens of launches to make.
+#: Matrices of taps by their sizes, dtype and device: small, the same in every step, and dozens of launches to make.
 _TAPS: dict[tuple[object, ...], Tensor] = {}
 _MOST_TAPS = 64
 #: So many are counted at once on a CPU; more in one dimension after the other.
@@ -157,14 +157,15 @@ _FEW_TAPS = 9
 
 def _taps(sizes: tuple[_Size, ...], like: Tensor) -> Float[Tensor, "pixels kernel"]:
     """The taps of several dimensions as one matrix."""
-    # What is made in a graph, or of tensors without values, is not there for others; on a CPU they take no time.
-    if torch.compiler.is_compiling() or type(like) is not Tensor or like.device.type != "cuda":
+    # What is made in a graph, or of tensors without values, is not there for others.
+    if torch.compiler.is_compiling() or type(like) is not Tensor:
         return functools.reduce(torch.kron, [size.taps(like) for size in sizes])
     key = (sizes, like.dtype, like.device)
     found = _TAPS.get(key)
     if found is None:
         found = functools.reduce(torch.kron, [size.taps(like) for size in sizes])
-        if not torch.cuda.is_current_stream_capturing():
+        capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
+        if type(found) is Tensor and not capturing:
             if len(_TAPS) >= _MOST_TAPS:
                 _TAPS.clear()
             _TAPS[key] = found
