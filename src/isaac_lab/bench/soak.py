@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isaac_newton as isaac
-from isaac_newton import rows
 from isaac_lab.bench import dense
 from isaac_lab.records import origin, write
+from isaac_newton import rows
 
 __all__ = ["Report", "main", "soak"]
 
