@@ -263,6 +263,7 @@ def test_a_gradient_is_widened_piece_by_piece(
     shape: tuple[int, int, int], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dense, "_AT_ONCE", at_once)
+    torch.manual_seed(0)
     r, gradient = torch.randn(shape) + 3, torch.randn(shape[0], 17, shape[2])
     gradient = gradient @ r.mT @ r  # most of it goes
     inverse, _ = kernels.inverse(r, 1e-3, shape[1], in_difference=True)

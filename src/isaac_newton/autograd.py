@@ -1,12 +1,9 @@
-"""Where ζ* (or ζ) takes the place of the weight gradient: in autograd, in one of two ways.
+"""Where ζ* (or ζ) takes the place of the weight gradient of a linear layer, and where output gradients are conditioned.
 
 `linear` is `F.linear` with a backward pass of its own. It sees the output gradients, so it can put the small matrix between
 them and the inputs, which is cheapest and most accurate when the rows of the input are the rows of the conditioner, and it can
-condition the output side (ζ).
-
-`condition` works for any layer: it hands out the weight under a new name, and when torch has formed the plain gradient of
-that, multiplies it from the right by the conditioner, ζ* = ∇ (I + rᵀr/(kλ))⁻¹, for any rows r (patches, means, a random
-subset).
+condition the output side (ζ). For other rows, as for other layers, there is `weights.condition`. `condition_output` is for
+layers whose inputs have no gradient.
 """
 
 from collections.abc import Callable

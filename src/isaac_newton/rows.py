@@ -184,7 +184,7 @@ def _sums_by_dimension(x: Float[Tensor, "samples channels ..."], sizes: tuple[_S
 
 
 def _sums_at_once(x: Float[Tensor, "samples channels ..."], sizes: tuple[_Size, ...]) -> Float[Tensor, "samples channels taps"]:
-    """The same by one product that reads the input once, as it lies in memory and in the dtype that it has."""
+    """The same by one product that reads the input once, as it lies in memory and on a GPU in the dtype that it has."""
     differentiable = x.requires_grad and torch.is_grad_enabled()
     half, on_gpu = x.dtype in (torch.float16, torch.bfloat16), x.device.type == "cuda"
     if half and (differentiable or not on_gpu):
