@@ -73,7 +73,14 @@ def test_the_library_needs_torch_and_jaxtyping_only() -> None:
         # Triton comes with torch where there is a GPU, and `kernels` imports its files only if it is there.
         # An integration imports its trainer, and nothing imports an integration.
         allowed = {"torch", "jaxtyping", "isaac_newton"}
-        if path.parent.name == "kernels" and path.name in ("blocks.py", "few.py", "fused.py", "launch.py", "means.py"):
+        if path.parent.name == "kernels" and path.name in (
+            "blocks.py",
+            "differences.py",
+            "few.py",
+            "fused.py",
+            "launch.py",
+            "means.py",
+        ):
             allowed.add("triton")
         if path.parent.name == "integrations":
             allowed |= {"transformers", "lightning", "pytorch_lightning"}

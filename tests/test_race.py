@@ -20,7 +20,7 @@ from isaac_lab.trials import loop, methods
 from isaac_lab.trials.store import Store
 from isaac_lab.trials.trial import Trial
 
-TINY = Scale("smoke", small=True, trials=2, seeds=2, points=4, rounds=1)
+TINY = Scale("smoke", small=True, trials=2, seeds=2, points=4, rounds=1, longest=60)
 MLP = replace(COURSES["mnist-mlp"], lengths={"smoke": 8})
 FEW = ("sgd", "adamw", "isaac-adamw")
 

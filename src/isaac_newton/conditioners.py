@@ -78,8 +78,8 @@ def saw(site: Site, *sizes: int, groups: int = 1, own_rows: bool = True) -> None
 class _Columns(NamedTuple):
     """What multiplies a gradient from the right: rows r, λ, and the inverse P on their smaller side, `in_difference` of rows.
 
-    P r, `multiplied`, may be there beside P or in its place. Without either the gradient stays plain where λ is infinite; else
-    the kernel that multiplies forms the inverse.
+    P r, `multiplied`, may be there beside P or in its place, or both r and P r are `prepared`. Without any the gradient stays
+    plain where λ is infinite; else the kernel that multiplies forms the inverse.
     """
 
     r: Float[Tensor, "groups rows in"]
@@ -87,11 +87,18 @@ class _Columns(NamedTuple):
     damping: float | Tensor
     inverse: Tensor | None
     multiplied: Float[Tensor, "groups rows in"] | None = None
+    prepared: Tensor | None = None
+
+    def takes(self, dtype: torch.dtype) -> torch.dtype:
+        """In which type `multiply` wants a gradient of this one."""
+        return self.r.dtype if self.prepared is None else dtype
 
     def multiply(self, gradient: Float[Tensor, "groups out in"]) -> Float[Tensor, "groups out in"]:
         """∇ (I + rᵀr/(kλ))⁻¹."""
         if (isinstance(self.damping, float) and self.damping == math.inf) or gradient.numel() == 0:
             return gradient
+        if self.prepared is not None:
+            return kernels.difference(gradient, self.prepared)
         count, inverse = self.r.shape[-2], self.inverse
         if inverse is None and self.multiplied is None:
             if not (torch.is_grad_enabled() and gradient.requires_grad):
@@ -149,10 +156,14 @@ class AwaitedColumns(Awaited):
             inverse, multiplied = (x if x is None or not alone else x[None] for x in conditioner)
             if inverse is None and multiplied is None:
                 return _Columns(r, total, math.inf, None)
+            prepared = None
             if captured and by_rows and inverse is not None:
                 # All that can be done before the gradient is there is done beside other work.
-                multiplied = kernels.multiplied(inverse, r)
-            return _Columns(r, total, damping, inverse, multiplied)
+                if kernels.can_prepare(r):
+                    prepared = kernels.prepare(inverse, r)
+                else:
+                    multiplied = kernels.multiplied(inverse, r)
+            return _Columns(r, total, damping, inverse, multiplied, prepared)
 
         return Task(kernels.Job(r[0] if alone else r, damping, self.outputs, of_gradient=True), finish)
 
@@ -205,9 +216,9 @@ def rows_conditioner(
     return _Columns(r, total, math.inf if inverse is None else damping, inverse)
 
 
-def as_matrix(grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any, r: Float[Tensor, "groups rows in"]) -> Tensor:
+def as_matrix(grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any, groups: int, dtype: torch.dtype) -> Tensor:
     """The gradient as a matrix (groups, outputs, features), with a column for a joint bias."""
-    gradient: Tensor = cast(ctx.layout.matrix(grad_weight, r.shape[0]), r.dtype)
+    gradient: Tensor = cast(ctx.layout.matrix(grad_weight, groups), dtype)
     if not ctx.joint:
         return gradient
     # Without a gradient for the bias, its column is zero and does not disturb.
@@ -215,12 +226,12 @@ def as_matrix(grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any, r: Float[
     return torch.cat([gradient, column[..., None].to(gradient.dtype)], dim=-1)
 
 
-def from_matrix(conditioned: Tensor, grad_weight: Tensor, grad_bias: Tensor | None, ctx: Any) -> tuple[Tensor, Tensor | None]:
-    """The way back."""
+def from_matrix(conditioned: Tensor, weight: Tensor, grad_bias: Tensor | None, ctx: Any) -> tuple[Tensor, Tensor | None]:
+    """The way back, to the shape and the type of this weight or its gradient."""
     if not ctx.joint:
-        return ctx.layout.unmatrix(conditioned, grad_weight), None
+        return ctx.layout.unmatrix(conditioned, weight), None
     new_bias = None if grad_bias is None else conditioned[..., -1].reshape(grad_bias.shape).to(grad_bias.dtype)
-    return ctx.layout.unmatrix(conditioned[..., :-1], grad_weight), new_bias
+    return ctx.layout.unmatrix(conditioned[..., :-1], weight), new_bias
 
 
 def multiply_gradient(

@@ -65,7 +65,8 @@ def traced_gradients(ctx: Any, x: Tensor, grad_weight: Tensor, grad_bias: Tensor
     if layout.place is not None:
         place = (layout.place.parameter, layout.place.start, layout.place.stop, layout.place.transposed, layout.place.bias)
         return _gather_at_run_time(grad_weight, r, mask, total, site.number, *place), grad_bias
-    conditioned = _condition_at_run_time(as_matrix(grad_weight, grad_bias, ctx, r), r, mask, total, site.number)
+    gradient = as_matrix(grad_weight, grad_bias, ctx, r.shape[0], r.dtype)
+    conditioned = _condition_at_run_time(gradient, r, mask, total, site.number)
     return from_matrix(conditioned, grad_weight, grad_bias, ctx)
 
 

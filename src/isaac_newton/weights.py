@@ -174,12 +174,12 @@ class _Condition(torch.autograd.Function):
                 gather_rows(grad_weight, x, layout, site)
             gradients = grad_weight, grad_bias
         elif overlap is None:
-            gradients = _condition_gradients(ctx, x, grad_weight, grad_bias)
+            gradients = _condition_gradients(ctx, x, grad_weight, grad_bias, grad_weight)
         else:
             # Those that start together have one branch.
             branch = site.settings if isinstance(ctx.given, AwaitedColumns) else ctx.given.branch
             with streams.beside(branch, *(tensor for tensor in (x, grad_weight, grad_bias) if tensor is not None)):
-                weight, bias = _condition_gradients(ctx, x, grad_weight, grad_bias)
+                weight, bias = _condition_gradients(ctx, x, grad_weight, grad_bias, grad_weight)
                 gradients = _laid_out(weight, ctx.parameters[0]), bias
             join(branch, overlap, ctx.parameters, gradients, joint=ctx.joint)
         return *gradients, None, None, None, None
@@ -221,9 +221,9 @@ class _Apart(torch.autograd.Function):
         overlap = settings.overlap
         with contextlib.nullcontext() if overlap is None else streams.beside(settings, x, g):
             with full_precision(g):
-                plain = cast(ctx.operation.weight_gradient(g, x, w), weight.dtype)
+                plain = ctx.operation.weight_gradient(g, x, w)
                 grad_bias = cast(ctx.operation.bias_gradient(g), bias.dtype) if needs_bias else None
-            grad_weight = _laid_out(_condition_gradients(ctx, x, plain, None)[0], weight)
+            grad_weight = _laid_out(_condition_gradients(ctx, x, plain, None, weight)[0], weight)
         if overlap is not None:
             join(settings, overlap, [weight, bias] if needs_bias else [weight], (grad_weight, grad_bias), joint=False)
         with full_precision(g):
@@ -231,8 +231,10 @@ class _Apart(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None, None, None
 
 
-def _condition_gradients(ctx: Any, x: Tensor, grad_weight: Tensor, grad_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The gradients of weight and joint bias, multiplied by the conditioner."""
+def _condition_gradients(
+    ctx: Any, x: Tensor, grad_weight: Tensor, grad_bias: Tensor | None, like: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of weight and joint bias, multiplied by the conditioner; that of the weight in the type of `like`."""
     with full_precision(grad_weight):
         given = ctx.given
         if isinstance(given, Shared):
@@ -244,8 +246,8 @@ def _condition_gradients(ctx: Any, x: Tensor, grad_weight: Tensor, grad_bias: Te
             if ctx.site.settings.overlap is None:
                 # A second pass through the same graph asks anew, so that what one pass used does not outlive it.
                 ctx.given = Shared()
-        gradient = as_matrix(grad_weight, grad_bias, ctx, columns.r)
-        return from_matrix(multiply_gradient(gradient, columns, ctx.site), grad_weight, grad_bias, ctx)
+        gradient = as_matrix(grad_weight, grad_bias, ctx, len(columns.r), columns.takes(grad_weight.dtype))
+        return from_matrix(multiply_gradient(gradient, columns, ctx.site), like, grad_bias, ctx)
 
 
 def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class Scale:
         seeds: Runs of each method with its tuned settings.
         points: How often a run is measured.
         rounds: How often the methods take turns when their steps are timed.
+        longest: Seconds that a run may take. A method that would take longer is not raced, and the table says so.
     """
 
     name: str
@@ -41,13 +42,14 @@ class Scale:
     seeds: int
     points: int
     rounds: int
+    longest: float
 
 
 SCALES: Mapping[str, Scale] = MappingProxyType(
     {
-        "smoke": Scale("smoke", small=True, trials=3, seeds=2, points=20, rounds=3),
-        "quick": Scale("quick", small=False, trials=6, seeds=3, points=40, rounds=3),
-        "full": Scale("full", small=False, trials=8, seeds=5, points=40, rounds=7),
+        "smoke": Scale("smoke", small=True, trials=3, seeds=2, points=20, rounds=3, longest=60),
+        "quick": Scale("quick", small=False, trials=6, seeds=3, points=40, rounds=3, longest=300),
+        "full": Scale("full", small=False, trials=8, seeds=5, points=40, rounds=7, longest=3600),
     }
 )
 

@@ -172,6 +172,8 @@ class _Race:
                 entry["reason"], self.seconds[entrant.name] = "", 0.0
             else:
                 each, entry["reason"] = start(Trial.from_mapping(entry["tuning"][0]), self.workload, self.request.device)
+                if each * self.steps > self.scale.longest and entrant.name != REFERENCE:
+                    entry["reason"] = _too_long(each, self.steps, self.scale.longest)
                 self.seconds |= {} if entry["reason"] else {entrant.name: each}
             text = f"{self.course.workload} {entrant.label}: {entry['reason'] or 'ready'}"
             self.request.say(Line("starting", text, done, len(all_entrants)))
@@ -266,6 +268,11 @@ class _Race:
                     chosen, self.workload, device=device, captured=mode == "captured", rounds=self.scale.rounds, tick=tick
                 )
             _replace(path, json.dumps(plain(record), indent=1, ensure_ascii=False) + "\n")
+
+
+def _too_long(each: float, steps: int, longest: float) -> str:
+    whole = f"a step takes {each:.2g} s, a run of {steps:,} steps {each * steps / 60:.3g} minutes"
+    return f"{whole}, and at most {longest / 60:.3g} are given to one"
 
 
 def _timed(record: Mapping[str, Any]) -> dict[str, Any]:

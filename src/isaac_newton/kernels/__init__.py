@@ -22,11 +22,14 @@ __all__ = [
     "can_average",
     "can_fuse",
     "can_multiply",
+    "can_prepare",
     "can_sweep",
     "conditioners",
+    "difference",
     "inverse",
     "multiplied",
     "multiply",
+    "prepare",
     "product",
     "subtract",
     "tap_means",
@@ -48,6 +51,8 @@ MOST_TAPS = 64
 _FEW_FEATURES = 512
 #: Up to so many, rows that condition a gradient are multiplied by the program that inverts.
 _MOST_MULTIPLIED = 1024
+#: What a GPU must have for `prepare`: its tensor cores, and memory for the tiles that are on their way to them.
+_HOPPER, _SHARED_MEMORY = (9, 0), 200_000
 
 
 def inverse(
@@ -282,6 +287,33 @@ def multiplied(
         return None
     with _unrounded(r):
         return (inverse[0] @ r[0])[None] if len(r) == 1 else inverse @ r
+
+
+def can_prepare(r: Float[Tensor, "groups rows in"]) -> bool:
+    """Whether `prepare` can take these rows, and tensor cores make up for multiplying several times."""
+    return len(r) == 1 and can_fuse(r, r.shape[-2]) and not _are_few(r) and _is_hopper(r.get_device())
+
+
+@functools.cache
+def _is_hopper(device: int) -> bool:
+    properties: Any = torch.cuda.get_device_properties(device)
+    return (properties.major, properties.minor) >= _HOPPER and properties.shared_memory_per_block_optin >= _SHARED_MEMORY
+
+
+def prepare(inverse: Float[Tensor, "1 rows rows"], r: Float[Tensor, "1 rows in"]) -> Float[Tensor, "2 3 padded_rows padded_in"]:
+    """What `difference` needs of r and P r, to be had before the gradient is; where `can_prepare`."""
+    from isaac_newton.kernels import differences
+
+    return differences.prepare(inverse, r)
+
+
+def difference(
+    gradient: Float[Tensor, "1 out in"], prepared: Float[Tensor, "2 3 padded_rows padded_in"]
+) -> Float[Tensor, "1 out in"]:
+    """`subtract` with what is prepared, of a gradient in any precision; in float32."""
+    from isaac_newton.kernels import differences
+
+    return differences.subtract(gradient if gradient.dtype is torch.bfloat16 else gradient.float(), prepared)
 
 
 def _unrounded(x: Tensor) -> contextlib.AbstractContextManager[Any]:
