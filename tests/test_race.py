@@ -201,6 +201,14 @@ def test_the_target_does_not_depend_on_the_others(finished: Path) -> None:
     assert sgd["seconds_to_target"]["values"] == [None, None]  # nobody has timed it
 
 
+def test_who_would_take_too_long_does_not_race_but_is_named(tmp_path: Path) -> None:
+    (folder,) = runner.run([MLP], replace(request(tmp_path), scale=replace(TINY, longest=1e-9)))
+    methods = {one["name"]: one for one in summary_of(folder)["methods"]}
+    assert [name for name, one in methods.items() if one["n"]] == ["adamw"], "who sets the target always races"
+    assert methods["sgd"]["reason"].startswith("a step takes ")
+    assert "a run of 8 steps" in (folder / "table.md").read_text(encoding="utf-8")
+
+
 def test_the_page_can_show_it(finished: Path) -> None:
     results = finished.parent.parent / "results"
     (results / "race" / "mnist-mlp" / "smoke").mkdir(parents=True, exist_ok=True)

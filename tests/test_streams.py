@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
+from isaac_newton import kernels
 from isaac_newton.kernels import streams
 
 
@@ -178,6 +179,41 @@ def test_a_layer_that_is_taken_apart_has_all_its_gradients(
             assert gradient.stride() == other.stride()
             size = other.double().norm().item()
             assert (gradient - other).double().norm().item() <= (1e-2 if half else 1e-6) * size
+
+
+@pytest.mark.parametrize("name", ["2-d", "2-d, channels last", "linear"])
+def test_a_half_gradient_is_not_widened_before_the_kernel_that_takes_it_as_it_is(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, shape = CONVOLUTIONS[name]
+    torch.manual_seed(0)
+    layer, x = make(), torch.randn(shape)
+    handle = isaac.attach(layer, 0.3, sharing="reduce")
+
+    def gradient() -> Tensor:
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = layer(x)
+        output.double().square().mean().backward()
+        found: Tensor = layer.weight.grad
+        return found
+
+    wanted, types = gradient(), []
+
+    def difference(gradient: Tensor, prepared: Tensor) -> Tensor:
+        types.append(gradient.dtype)
+        r, multiplied = prepared
+        return gradient.float() - gradient.float() @ r.mT @ multiplied
+
+    monkeypatch.setattr(kernels, "can_prepare", lambda r: True)
+    monkeypatch.setattr(kernels, "prepare", lambda inverse, r: torch.stack([r, (inverse @ r.to(inverse.dtype)).to(r.dtype)]))
+    monkeypatch.setattr(kernels, "difference", difference)
+    as_captured(handle, monkeypatch)
+    found = gradient()
+    assert types == [torch.bfloat16]
+    assert found.dtype is torch.float32
+    assert found.stride() == layer.weight.stride()
+    assert (found - wanted).norm() <= 1e-2 * wanted.norm()
 
 
 def test_only_what_somebody_has_written_down_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:

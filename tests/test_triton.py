@@ -10,9 +10,12 @@ import pytest
 pytest.importorskip("triton")
 
 CHECK = """
+import numpy as np
 import torch
+import triton
+from triton.runtime import interpreter
 from isaac_newton import equations
-from isaac_newton.kernels import blocks, few, fused, means
+from isaac_newton.kernels import blocks, differences, few, fused, means
 
 torch.manual_seed(0)
 worst = 0.0
@@ -95,6 +98,25 @@ for groups, outputs, rows, features in [(1, 5, 3, 7), (1, 40, 8, 130), (2, 33, 1
         exact = gradient.double() - gradient.double() @ r.double().mT @ inverse.double() @ r.double()
         assert result.shape == exact.shape and result.is_contiguous()
         torch.testing.assert_close(result, exact.float(), rtol=1e-4, atol=1e-4)
+plain = interpreter.InterpreterBuilder.create_dot
+def widened(x):  # the interpreter keeps bfloat16 as integers, and would multiply these
+    if x.dtype.scalar != triton.language.bfloat16:
+        return x
+    return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), triton.language.float32)
+interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: plain(self, widened(a), widened(b), *rest)
+for outputs, rows, features in [(5, 17, 30), (70, 100, 130), (130, 20, 600), (64, 128, 129), (1, 33, 1000), (512, 18, 70)]:
+    r = torch.rand(1, rows, features)
+    inverse = (equations.inverse(r.double(), 1 / (rows * 0.3)) / (rows * 0.3)).float()
+    prepared = differences.prepare(inverse, r)
+    assert torch.equal(prepared[0].double().sum(0)[:rows, :features], r[0].double())
+    exact = inverse.double() @ r.double()
+    assert (prepared[1].double().sum(0)[:rows, :features] - exact).norm() < 3e-7 * exact.norm()
+    whole = torch.randn(1, outputs, features)
+    for gradient in (whole, whole.bfloat16(), torch.randn(1, features, outputs).mT):
+        result = differences.subtract(gradient, prepared)
+        exact = gradient.double() - gradient.double() @ r.double().mT @ inverse.double() @ r.double()
+        assert result.shape == exact.shape and result.is_contiguous() and result.dtype is torch.float32
+        assert (result - exact).norm() < 6e-7 * gradient.double().norm()
 for samples, channels, pixels, count, dtype in [(2, 3, 20, 9, "float32"), (3, 70, 99, 9, "bfloat16"), (1, 4, 65, 25, "half")]:
     taps = (torch.rand(pixels, count) < 0.7).to(getattr(torch, dtype))
     x = torch.randn(samples, channels, pixels).to(taps.dtype)

@@ -290,8 +290,8 @@ def multiplied(
 
 
 def can_prepare(r: Float[Tensor, "groups rows in"]) -> bool:
-    """Whether `prepare` can take these rows, and tensor cores make up for multiplying several times."""
-    return len(r) == 1 and can_fuse(r, r.shape[-2]) and not _are_few(r) and _is_hopper(r.get_device())
+    """Whether `prepare` can take these rows, and they are so many that tensor cores make up for multiplying several times."""
+    return len(r) == 1 and r.shape[-2] > FEW_ROWS and can_fuse(r, r.shape[-2]) and _is_hopper(r.get_device())
 
 
 @functools.cache
