@@ -357,6 +357,24 @@ def test_a_difference_in_half_precision_loses_no_more_than_the_gradient_has(rows
     assert (gradient(True, True) - exact).norm() < 1.5 * noise
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("outputs", "rows", "features"), [(64, 100, 576), (512, 100, 4608), (256, 37, 128), (10, 17, 513)])
+def test_a_difference_on_tensor_cores_has_the_digits_of_float32(
+    outputs: int, rows: int, features: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    r = torch.rand(1, rows, features, device="cuda")
+    if not kernels.can_prepare(r):
+        pytest.skip("not on this GPU")
+    inverse, _ = kernels.inverse(r, 0.01, rows, in_difference=True)
+    assert inverse is not None
+    gradient = torch.randn(1, outputs, features, device="cuda").to(dtype)
+    found = kernels.difference(gradient, kernels.prepare(inverse, r))
+    exact = gradient.double() - gradient.double() @ r.double().mT @ inverse.double() @ r.double()
+    assert found.dtype is torch.float32
+    assert (found - exact).norm() < 1e-6 * gradient.double().norm()
+
+
 @pytest.mark.parametrize("how", ["eager", "captured"])
 def test_factorizations_of_many_layers_do_not_disturb_each_other(how: str) -> None:
     """All of them have their inputs at once, and are too large for one program."""

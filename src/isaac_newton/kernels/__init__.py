@@ -297,7 +297,8 @@ def can_prepare(r: Float[Tensor, "groups rows in"]) -> bool:
 @functools.cache
 def _is_hopper(device: int) -> bool:
     properties: Any = torch.cuda.get_device_properties(device)
-    return (properties.major, properties.minor) >= _HOPPER and properties.shared_memory_per_block_optin >= _SHARED_MEMORY
+    shared_memory = getattr(properties, "shared_memory_per_block_optin", 0)
+    return (properties.major, properties.minor) >= _HOPPER and shared_memory >= _SHARED_MEMORY
 
 
 def prepare(inverse: Float[Tensor, "1 rows rows"], r: Float[Tensor, "1 rows in"]) -> Float[Tensor, "2 3 padded_rows padded_in"]:
