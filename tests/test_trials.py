@@ -18,6 +18,7 @@ from isaac_lab.data import shakespeare
 from isaac_lab.data.files import DataError
 from isaac_lab.trials import graphs, loop, methods, pool, times
 from isaac_lab.trials.kfac import Kfac
+from isaac_lab.trials.muon import Muon
 from isaac_lab.trials.store import Store, TrialStoreError
 from isaac_lab.trials.trial import Trial
 from isaac_lab.trials.workload import Workload, make
@@ -246,6 +247,26 @@ def test_muon_says_that_it_needs_a_hidden_matrix(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(mlp, "hidden", lambda model: [])
     with pytest.raises(methods.UnableError, match="matrices only"):
         methods.prepare(replace(MLP, optimizer="muon"), mlp, mlp.model(0))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["as torch has it", "channels last"])
+def test_muon_trains_a_kernel_as_the_matrix_that_it_is(layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 3, bias=False).to(memory_format=layout)  # type: ignore[call-overload]
+    matrix, x = nn.Parameter(layer.weight.detach().flatten(1).clone()), torch.randn(5, 3, 6, 6)
+    options = {"lr": 0.1, "weight_decay": 0.1}
+    ours, torchs = Muon([layer.weight], **options), torch.optim.Muon([matrix], **options)
+    for _ in range(3):
+        for optimizer, weight in ((ours, layer.weight), (torchs, matrix.view_as(layer.weight))):
+            optimizer.zero_grad()
+            nn.functional.conv2d(x, weight).square().sum().backward()
+            optimizer.step()
+        # Muon multiplies in bfloat16, and sums in another order are rounded in another way.
+        torch.testing.assert_close(layer.weight.flatten(1), matrix, rtol=0, atol=2e-3)
+    ours.zero_grad()
+    assert layer.weight.grad is None
+    ours.step()
+    torch.testing.assert_close(layer.weight.flatten(1), matrix, rtol=0, atol=2e-3)
 
 
 RATES = {

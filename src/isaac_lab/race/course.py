@@ -118,6 +118,7 @@ _AUTOENCODER = _CLASSIFIER | {
 }
 _CONVOLUTIONS = _CLASSIFIER | {
     "sgd": Range(0.01, 1),
+    "muon": Range(2e-3, 0.2),
     "isaac-sgd": Range(0.03, 3),
     "isaac-momentum": Range(0.01, 1),
 }

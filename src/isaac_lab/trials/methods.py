@@ -13,6 +13,7 @@ import isaac_newton as isaac
 from isaac_lab.bench.formula import attach_formula
 from isaac_lab.records import installed
 from isaac_lab.trials.kfac import Kfac
+from isaac_lab.trials.muon import Muon
 from isaac_lab.trials.trial import Trial
 from isaac_lab.trials.workload import Workload
 
@@ -96,13 +97,13 @@ def _decoupled(parameters: Iterable[nn.Parameter], rate: float, decay: float) ->
 
 
 def _muon(trial: Trial, workload: Workload, model: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
-    hidden = [weight for weight in workload.hidden(model) if weight.dim() == 2]
+    hidden = workload.hidden(model)
     if not hidden:
-        raise UnableError("torch.optim.Muon trains matrices only, and this network has none but its first and last")
+        raise UnableError("Muon trains matrices only, and this network has none but its first and last")
     ours = set(hidden)
     rest = [parameter for parameter in model.parameters() if parameter not in ours]
     return (
-        torch.optim.Muon(hidden, lr=trial.learning_rate, weight_decay=trial.weight_decay),
+        Muon(hidden, lr=trial.learning_rate, weight_decay=trial.weight_decay),
         _decoupled(rest, trial.second_rate, trial.weight_decay),
     )
 

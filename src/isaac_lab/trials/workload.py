@@ -72,7 +72,7 @@ class Workload(abc.ABC):
         return None
 
     def hidden(self, model: nn.Module) -> list[Tensor]:
-        """The matrices that Muon trains: not those of the first and the last layer, nor embeddings."""
+        """The matrices and kernels that Muon trains: not those of the first and the last layer, nor embeddings."""
         layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
         return [layer.weight for layer in layers[1:-1]]
 
