@@ -147,7 +147,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType(
         "momentum": Optimizer("SGD + momentum", _momentum, captured=True, scheduled=True),
         "adam": Optimizer("Adam", _adam, captured=True, scheduled=True),
         "adamw": Optimizer("AdamW", _adamw, captured=True, scheduled=True),
-        "muon": Optimizer("Muon + AdamW", _muon, captured=True),
+        "muon": Optimizer("Muon + AdamW", _muon, captured=True, scheduled=True),
         "soap": Optimizer("SOAP", _soap, "pytorch_optimizer", "pytorch_optimizer"),
         "shampoo": Optimizer("Shampoo", _shampoo, "pytorch_optimizer", "pytorch_optimizer"),
         "singd": Optimizer("SINGD", _singd, "singd", "singd", damped=True),

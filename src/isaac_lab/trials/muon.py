@@ -1,4 +1,4 @@
-"""Muon for networks with convolutions: torch's takes matrices, and a kernel is one with a row for each output."""
+"""Torch's Muon without two limits that have nothing to do with the method: no convolutions, no new rate in a CUDA graph."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,39 +6,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isaac_newton.rows import has_channels_innermost
-
 __all__ = ["Muon"]
 
 
-class Muon(torch.optim.Muon):
-    """`torch.optim.Muon` that takes the kernels of convolutions too, as those do who train such networks with it.
+class Muon(torch.optim.Optimizer):
+    """`torch.optim.Muon` finds the updates, at a learning rate of 1; they are added here, at whatever the rate is.
 
-    The order of a matrix's columns makes no difference to Muon, so that of the memory is taken, and nothing is copied.
+    The kernel of a convolution is a matrix with a row for each output, as those have it who train such networks with Muon.
 
     Args:
         weights: Matrices and kernels.
-        options: Of `torch.optim.Muon`.
+        lr: The learning rate; a tensor on the device in a captured step.
+        weight_decay: Decoupled, in proportion to the rate.
     """
 
-    def __init__(self, weights: Iterable[Tensor], **options: Any) -> None:
-        weights = list(weights)
-        self._kernels = {weight: nn.Parameter(_matrix(weight.detach(), weight)) for weight in weights if weight.dim() > 2}
-        super().__init__([self._kernels.get(weight, weight) for weight in weights], **options)
+    def __init__(self, weights: Iterable[Tensor], *, lr: float, weight_decay: float) -> None:
+        # The last one tells `isaac_newton.capture` that the rate may be on the device.
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, "capturable": False})
+        (group,) = self.param_groups
+        self._updates = [nn.Parameter(torch.zeros_like(weight.flatten(1))) for weight in group["params"]]
+        self._torchs = torch.optim.Muon(self._updates, lr=1.0, weight_decay=0.0)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Also of the kernels."""
-        super().zero_grad(set_to_none)
-        for kernel in self._kernels:
-            kernel.grad = None
-
+    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step with the gradients that the kernels have."""
-        for kernel, matrix in self._kernels.items():
-            matrix.grad = None if kernel.grad is None else _matrix(kernel.grad, kernel)
-        return super().step(closure)  # type: ignore[no-untyped-call]
-
-
-def _matrix(x: Tensor, kernel: Tensor) -> Tensor:
-    """A row for each output, in the order of the kernel's memory."""
-    return (x.movedim(1, -1) if has_channels_innermost(kernel) else x).flatten(1)
+        """One step."""
+        (group,) = self.param_groups
+        pairs = [
+            (weight, update) for weight, update in zip(group["params"], self._updates, strict=True) if weight.grad is not None
+        ]
+        if closure is not None or not pairs:
+            raise ValueError("Muon needs gradients, and takes no closure")
+        for weight, update in pairs:
+            update.grad = weight.grad.flatten(1)
+        weights, updates = (list(tensors) for tensors in zip(*pairs, strict=True))
+        torch._foreach_zero_(updates)
+        self._torchs.step()
+        rate = group["lr"]
+        torch._foreach_mul_(updates, rate)
+        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+        torch._foreach_add_(weights, [update.view(weight.shape) for weight, update in pairs])
+        for update in updates:
+            # Nobody needs the gradient any more.
+            update.grad = None
