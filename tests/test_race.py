@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -416,18 +417,17 @@ def test_drawing_by_command_shows_the_table(finished: Path) -> None:
         assert words in found.output
 
 
-# The README
+# Pages
 
 
 def test_without_races_there_is_no_headline(tmp_path: Path) -> None:
-    assert headline.headline(tmp_path) == ""
-    assert headline.shown("# A README") is None
+    assert headline.headline(tmp_path) == headline.sections(tmp_path, tmp_path / "page") == ""
 
 
 def test_the_headline_prefers_the_full_race_and_ignores_smoke(finished: Path, tmp_path: Path) -> None:
     summary = summary_of(finished)
     for scale in ("smoke", "quick", "full"):
-        folder = tmp_path / "race/mnist-mlp" / scale
+        folder = tmp_path / "mnist-mlp" / scale
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps({**summary, "scale": scale}), encoding="utf-8")
         expected = {"smoke": "", "quick": "(quick, n = 2)", "full": "(full, n = 2)"}[scale]
@@ -443,27 +443,39 @@ def test_the_headline_says_what_is_good_and_what_is_bad(finished: Path, tmp_path
             one["steps_to_target"] = standings.statistics(steps[one["name"]])
             one["seconds_to_target"] = standings.statistics(steps[one["name"]])
             one["seconds_per_step"] = one["seconds_per_step_eager"] = 1.0 if one["name"] == "adamw" else 4.0
-    folder = tmp_path / "race/mnist-mlp/quick"
+    folder = tmp_path / "mnist-mlp/quick"
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     table = headline.headline(tmp_path)
     assert "| AdamW + ISAAC (eager) | AdamW (eager) | ≥ 2.67 (2.00 to 4.00) | ≥ 0.67 (0.50 to 1.00) |" in table
     assert "| SOAP | not run: left out by --methods | – | – |" in table
-    readme = "before\n<!-- race -->\nold\n<!-- /race -->\nafter\n"
-    new = headline.with_headline(readme, tmp_path)
-    assert headline.shown(new) == table
-    assert headline.with_headline(new, tmp_path) == new
-    assert new.startswith("before\n")
-    assert new.endswith("\nafter\n")
 
 
-def test_the_readme_shows_the_committed_races() -> None:
+def test_a_page_is_filled_where_it_has_marks(finished: Path, tmp_path: Path) -> None:
+    races = tmp_path / "results"
+    shutil.copytree(finished, races / "mnist-mlp" / "quick")
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- race -->\nold\n<!-- /race -->\nb\n<!-- races -->\n<!-- /races -->\nc\n", encoding="utf-8")
+    for _ in range(2):
+        found = command("mnist-mlp", "--draw-only", "--scale", "quick", "--out", str(races), "--fill", str(page))
+        assert found.exit_code == 0, found.output
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith(f"a\n<!-- race -->\n{headline.headline(races)}\n<!-- /race -->\nb\n<!-- races -->\n## ")
+        assert text.endswith("\n<!-- /races -->\nc\n")
+        assert text.count("](page/mnist-mlp-quick.png)") == 1
+    assert (tmp_path / "page" / "mnist-mlp-quick.png").read_bytes() == (races / "mnist-mlp/quick/figure.png").read_bytes()
+    page.write_text("no marks\n", encoding="utf-8")
+    found = command("mnist-mlp", "--draw-only", "--scale", "quick", "--out", str(races), "--fill", str(page))
+    assert found.exit_code == 2
+    assert "has no <!-- race -->" in " ".join(found.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/race.md"])
+def test_pages_show_the_committed_races(name: str, tmp_path: Path) -> None:
     root = Path(__file__).parent.parent
-    readme, results = root / "README.md", root / "results"
-    if not readme.is_file() or not (shown := headline.shown(readme.read_text(encoding="utf-8"))):
-        # There is nothing to check before the first race is committed.
-        assert (
-            not readme.is_file() or "<!-- race -->" not in readme.read_text(encoding="utf-8") or not headline.headline(results)
-        )
-        return
-    assert shown == headline.headline(results)
+    copy = tmp_path / Path(name).name
+    shutil.copyfile(root / name, copy)
+    headline.fill(copy, root / "results" / "race")
+    assert copy.read_text(encoding="utf-8") == (root / name).read_text(encoding="utf-8")
+    for picture in copy.with_suffix("").glob("*.png"):
+        assert picture.read_bytes() == (root / name).with_suffix("").joinpath(picture.name).read_bytes()

@@ -60,13 +60,19 @@ def race(
         bool, typer.Option(help="--no-times leaves them to a later call, when nobody else uses the device.")
     ] = True,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Tables and pictures again from OUT; train nothing.")] = False,
+    fill: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Then put the races into this page, where it has marks for them, such as README.md.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Tune every method alike, race them to the loss that tuned AdamW ends at, and show who is there first."""
     started = time.perf_counter()
     console = Console()
     with console.status("Loading torch and matplotlib …"):
         from isaac_lab.data.files import DataError
-        from isaac_lab.race import runner
+        from isaac_lab.race import headline, runner
         from isaac_lab.race.course import COURSES, SCALES
         from isaac_lab.trials.store import TrialStoreError
         from isaac_lab.trials.workloads import glue
@@ -97,12 +103,16 @@ def race(
             check_writable(out)
             with _telling(console) as say:
                 folders = runner.run(chosen, replace(request, say=say))
+        for page in fill or []:
+            headline.fill(page, out)
     except runner.UnknownMethodError as error:
         raise typer.BadParameter(str(error), param_hint="'--methods'") from None
     except DataError as error:
         raise typer.BadParameter(str(error), param_hint="'--data'") from None
     except (runner.RaceError, TrialStoreError) as error:
         raise typer.BadParameter(str(error), param_hint="'--out'") from None
+    except headline.NoMarksError as error:
+        raise typer.BadParameter(str(error), param_hint="'--fill'") from None
     except OSError as error:
         raise typer.BadParameter(f"cannot read or write {error.filename!r}: {error.strerror}", param_hint="'--out'") from None
     for folder in folders:

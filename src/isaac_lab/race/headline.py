@@ -1,16 +1,17 @@
-"""The answer in one table: how much faster than the optimizers that people would pick, to the same loss."""
+"""What pages say of the races: how much faster than the optimizers that people would pick, in one table, and each race."""
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.race.course import COURSES
 from isaac_lab.race.standings import speed_up
-from isaac_lab.race.tables import ordered, speed
+from isaac_lab.race.tables import markdown, ordered, speed
 
-__all__ = ["headline", "shown", "summaries", "with_headline"]
+__all__ = ["NoMarksError", "fill", "headline", "sections", "summaries"]
 
 Record = Mapping[str, Any]
 
@@ -19,33 +20,37 @@ RIVALS = ("adamw", "muon", "soap")
 #: The largest first; smoke tests say nothing of the methods.
 SCALES = ("full", "quick")
 HEADINGS = ("Workload", "Best of ours", "Compared with", "Steps", "Seconds", "Seconds, both eager")
-#: Around the table in the README.
-BETWEEN = re.compile(r"(<!-- race -->\n)(.*?)(\n?<!-- /race -->)", re.DOTALL)
+#: In a page: the one table, and all races, go between `<!-- race -->` and `<!-- /race -->`, or the same with `races`.
+MARKS = ("race", "races")
 
 
-def summaries(results: Path) -> list[dict[str, Any]]:
-    """The races in a folder of results, that of the largest scale for each workload, in the order of the workloads."""
-    found = []
+class NoMarksError(Exception):
+    """A page that has no place for what should be filled in."""
+
+
+def summaries(races: Path) -> dict[Path, dict[str, Any]]:
+    """By folder, the races of the largest scale on each workload, in the order of the workloads."""
+    found = {}
     for workload in COURSES:
-        paths = [results / "race" / workload / scale / "summary.json" for scale in SCALES]
-        there = next((path for path in paths if path.is_file()), None)
-        if there is not None:
-            found.append(json.loads(there.read_text(encoding="utf-8")))
+        folders = [races / workload / scale for scale in SCALES]
+        folder = next((folder for folder in folders if (folder / "summary.json").is_file()), None)
+        if folder is not None:
+            found[folder] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return found
 
 
-def headline(results: Path) -> str:
+def headline(races: Path) -> str:
     """The table as Markdown: the best of ours on each workload beside each rival, good or bad; "" where there are no races.
 
     A cell says how many times as long the rival takes to the target, the loss that tuned AdamW ends at; above 1, ours is
     faster. With ≥, a seed of the rival does not get there in the budget. The best of ours is the first at the target in
     seconds; where none of ours gets there, the one that ends lowest.
     """
-    races = summaries(results)
-    if not races:
+    known = summaries(races).values()
+    if not known:
         return ""
     lines = [_line(HEADINGS), _line(["---", "---", "---", *["--:"] * 3])]
-    for race in races:
+    for race in known:
         best = next((method for method in ordered(race) if method["ours"] and method["n"]), None)
         rivals = [method for method in race["methods"] if method["name"] in RIVALS]
         for number, rival in enumerate(rivals):
@@ -67,15 +72,29 @@ def _cells(race: Record, best: Record | None, rival: Record) -> list[str]:
     return [speed(speed_up(best, rival, race["steps"], unit)) for unit in units]
 
 
-def shown(readme: str) -> str | None:
-    """The table that a README has between `<!-- race -->` and `<!-- /race -->`; None where there are no such marks."""
-    found = BETWEEN.search(readme)
-    return found.group(2) if found else None
+def sections(races: Path, pictures: Path) -> str:
+    """Each race with its picture, which is copied, and everyone in it, as Markdown."""
+    found = []
+    for folder, race in summaries(races).items():
+        name = f"{folder.parent.name}-{folder.name}.png"
+        pictures.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / "figure.png", pictures / name)
+        title, table = markdown(race).split("\n", 1)
+        alt = f"{race['quantity_title']} of all methods against steps and against seconds"
+        found.append(f"#{title}\n\n![{alt}]({pictures.name}/{name})\n{table.rstrip()}")
+    return "\n\n".join(found)
 
 
-def with_headline(readme: str, results: Path) -> str:
-    """The README with the table of these results."""
-    return BETWEEN.sub(lambda found: found.group(1) + headline(results) + "\n" + found.group(3).lstrip("\n"), readme)
+def fill(page: Path, races: Path) -> None:
+    """Put what the races say where a page has marks for it; pictures go into a folder with the page's name beside it."""
+    text = page.read_text(encoding="utf-8")
+    made = {"race": lambda: headline(races), "races": lambda: sections(races, page.with_suffix(""))}
+    if not any(f"<!-- {mark} -->" in text for mark in MARKS):
+        raise NoMarksError(f"{page} has no <!-- {MARKS[0]} --> … <!-- /{MARKS[0]} --> to be filled in")
+    for mark in MARKS:
+        between = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
+        text = between.sub(lambda found, mark=mark: f"{found.group(1)}{made[mark]()}\n{found.group(2)}", text)  # type: ignore[misc]
+    page.write_text(text, encoding="utf-8")
 
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:
