@@ -6,7 +6,7 @@ leave, rounded. Six of the nine products of two such sums count; the others are 
 float32. A gradient that has bfloat16 already is its own x₁.
 
 What does not depend on the gradient, r and P r in three parts each, is prepared before that is there. Two launches are left:
-∇rᵀ, a part of the features in each program, and the difference.
+∇rᵀ, a piece of the features in each program, and the difference.
 """
 
 from typing import Any
@@ -25,8 +25,8 @@ __all__ = ["prepare", "subtract"]
 _OUTPUTS, _FEATURES = 64, 64
 #: Programs that a launch is made of where there are tiles enough: as many as an H200 has multiprocessors, or a few less.
 _PROGRAMS = 128
-#: Sums that every program of the second launch has to add up.
-_MOST_PARTS = 8
+#: Of the features; every program of the second launch adds up the sums of all of them.
+_MOST_PIECES = 8
 #: Tiles that are on their way to a program at once.
 _STAGES = 2
 
@@ -35,7 +35,7 @@ _DIFFERENCES: dict[Any, tuple[Launch, Launch]] = {}
 
 
 def prepare(inverse: Float[Tensor, "1 rows rows"], r: Float[Tensor, "1 rows in"]) -> Float[Tensor, "2 3 padded_rows padded_in"]:
-    """The parts of r and of P r, for `subtract`; of P r in float32's digits too."""
+    """Both r and P r, each as three parts, for `subtract`."""
     _, rows, features = r.shape
     padded = max(triton.next_power_of_2(rows), 16)
     tiles = triton.cdiv(features, _FEATURES)
@@ -56,24 +56,23 @@ def subtract(
     """∇ − ∇rᵀ P r in float32, of a gradient in that or in bfloat16."""
     _, outputs, features = gradient.shape
     _, _, rows, width = prepared.shape
-    result = torch.empty(gradient.shape, device=gradient.device)
+    result = torch.empty(gradient.shape, dtype=torch.float32, device=gradient.device)
     strides = gradient.stride()[1:]
     key = (gradient.shape, strides, gradient.dtype, rows, gradient.device.index, gradient.data_ptr() % 16)
     found = _DIFFERENCES.get(key)
     down, across = triton.cdiv(outputs, _OUTPUTS), width // _FEATURES
-    # So many tiles in each part, and so many programs beside each other in the second launch.
-    wide = triton.cdiv(across, min(_MOST_PARTS, triton.cdiv(_PROGRAMS, down)))
-    parts = triton.cdiv(across, wide)
+    length = triton.cdiv(across, min(_MOST_PIECES, triton.cdiv(_PROGRAMS, down)))
+    pieces = triton.cdiv(across, length)
     if found is None:
         constants = {"ROWS": rows, "OUTPUTS": _OUTPUTS, "FEATURES": _FEATURES, "STAGES": _STAGES}
         whole = {**constants, "WIDE": gradient.dtype is torch.float32}
         beside = min(triton.cdiv(_PROGRAMS, down), across)
-        see = Launch(_see, (down, parts, 1), 4, whole)
-        take = Launch(_take, (down, beside, 1), 4, {**constants, "PARTS": parts, "BESIDE": beside})
+        see = Launch(_see, (down, pieces, 1), 4, whole)
+        take = Launch(_take, (down, beside, 1), 4, {**constants, "PIECES": pieces, "BESIDE": beside})
         found = remember(_DIFFERENCES, key, (see, take))
     see, take = found
-    seen = torch.empty(parts, outputs, rows, device=gradient.device)
-    see(gradient, prepared, seen, outputs, features, width, wide, *strides)
+    seen = torch.empty(pieces, outputs, rows, dtype=torch.float32, device=gradient.device)
+    see(gradient, prepared, seen, outputs, features, width, length, *strides)
     take(gradient, prepared, seen, result, outputs, features, width, *strides)
     return result
 
@@ -140,7 +139,7 @@ def _see(
     outputs,
     features,
     width,
-    wide,
+    length,
     gradient_output,
     gradient_feature,
     ROWS: tl.constexpr,
@@ -152,12 +151,12 @@ def _see(
     """∇rᵀ of some outputs and some features."""
     i = tl.arange(0, ROWS)
     o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    part = tl.program_id(1)
+    piece = tl.program_id(1)
     size = ROWS * width.to(tl.int64)
     gradient += o[:, None].to(tl.int64) * gradient_output
     prepared += i[None, :].to(tl.int64) * width
     total = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
-    for tile in tl.range(part * wide, tl.minimum((part + 1) * wide, width // FEATURES), num_stages=STAGES):
+    for tile in tl.range(piece * length, tl.minimum((piece + 1) * length, width // FEATURES), num_stages=STAGES):
         c = tile * FEATURES + tl.arange(0, FEATURES)
         own = tl.load(
             gradient + c[None, :].to(tl.int64) * gradient_feature, (o[:, None] < outputs) & (c[None, :] < features), other=0.0
@@ -173,7 +172,7 @@ def _see(
             total = tl.dot(own, r3, total)
             total = tl.dot(own, r2, total)
             total = tl.dot(own, r1, total)
-    sums = (part.to(tl.int64) * outputs + o[:, None]) * ROWS + i[None, :]
+    sums = (piece.to(tl.int64) * outputs + o[:, None]) * ROWS + i[None, :]
     tl.store(seen + sums, total, o[:, None] < outputs)
 
 
@@ -192,15 +191,15 @@ def _take(
     OUTPUTS: tl.constexpr,
     FEATURES: tl.constexpr,
     STAGES: tl.constexpr,
-    PARTS: tl.constexpr,
+    PIECES: tl.constexpr,
     BESIDE: tl.constexpr,
 ):
     """The gradient of some outputs less what ∇rᵀ makes of P r."""
     i = tl.arange(0, ROWS)
     o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     total = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
-    for part in tl.static_range(PARTS):
-        sums = (part * outputs + o[:, None].to(tl.int64)) * ROWS + i[None, :]
+    for piece in tl.static_range(PIECES):
+        sums = (piece * outputs + o[:, None].to(tl.int64)) * ROWS + i[None, :]
         total += tl.load(seen + sums, o[:, None] < outputs, other=0.0)
     s1, s2, s3 = _parts(total)
     size = ROWS * width.to(tl.int64)
