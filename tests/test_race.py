@@ -468,6 +468,10 @@ def test_a_page_is_filled_where_it_has_marks(finished: Path, tmp_path: Path) -> 
     found = command("mnist-mlp", "--draw-only", "--scale", "quick", "--out", str(races), "--fill", str(page))
     assert found.exit_code == 2
     assert "has no <!-- race -->" in " ".join(found.output.replace("│", " ").split())
+    page.write_text("<!-- race -->\nold\n<!-- /race -->\n", encoding="utf-8")
+    with pytest.raises(headline.PageError, match="no race of scale full or quick"):
+        headline.fill(page, finished.parent.parent / "elsewhere")
+    assert "old" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/race.md"])

@@ -93,6 +93,8 @@ def race(
     out = out or Path("results/race" if draw_only else "out/race")
     try:
         runner.check_methods(names, chosen)
+        for page in fill or []:
+            headline.marks(page)
         words = ["isaac-newton", "race", "WORKLOAD", "--scale", scale.value, "--device", on, "--workers", str(workers)]
         words += ["--methods", ",".join(names)] if names else []
         words += ["--model", Path(model).name] if model else []
@@ -111,7 +113,7 @@ def race(
         raise typer.BadParameter(str(error), param_hint="'--data'") from None
     except (runner.RaceError, TrialStoreError) as error:
         raise typer.BadParameter(str(error), param_hint="'--out'") from None
-    except headline.NoMarksError as error:
+    except headline.PageError as error:
         raise typer.BadParameter(str(error), param_hint="'--fill'") from None
     except OSError as error:
         raise typer.BadParameter(f"cannot read or write {error.filename!r}: {error.strerror}", param_hint="'--out'") from None

@@ -1,7 +1,6 @@
 """What pages say of the races: how much faster than the optimizers that people would pick, in one table, and each race."""
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from isaac_lab.race.course import COURSES
 from isaac_lab.race.standings import speed_up
 from isaac_lab.race.tables import markdown, ordered, speed
 
-__all__ = ["NoMarksError", "fill", "headline", "sections", "summaries"]
+__all__ = ["PageError", "fill", "headline", "marks", "sections", "summaries"]
 
 Record = Mapping[str, Any]
 
@@ -24,8 +23,8 @@ HEADINGS = ("Workload", "Best of ours", "Compared with", "Steps", "Seconds", "Se
 MARKS = ("race", "races")
 
 
-class NoMarksError(Exception):
-    """A page that has no place for what should be filled in."""
+class PageError(Exception):
+    """A page that cannot be filled in; the message says why."""
 
 
 def summaries(races: Path) -> dict[Path, dict[str, Any]]:
@@ -85,15 +84,25 @@ def sections(races: Path, pictures: Path) -> str:
     return "\n\n".join(found)
 
 
+def marks(page: Path) -> list[str]:
+    """Those that the page has."""
+    text = page.read_text(encoding="utf-8")
+    found = [mark for mark in MARKS if 0 <= text.find(f"<!-- {mark} -->\n") < text.find(f"<!-- /{mark} -->")]
+    if not found:
+        raise PageError(f"{page} has no <!-- {MARKS[0]} --> … <!-- /{MARKS[0]} --> to be filled in")
+    return found
+
+
 def fill(page: Path, races: Path) -> None:
     """Put what the races say where a page has marks for it; pictures go into a folder with the page's name beside it."""
-    text = page.read_text(encoding="utf-8")
+    found, text = marks(page), page.read_text(encoding="utf-8")
+    if not summaries(races):
+        raise PageError(f"{races} has no race of scale {' or '.join(SCALES)} for {page}")
     made = {"race": lambda: headline(races), "races": lambda: sections(races, page.with_suffix(""))}
-    if not any(f"<!-- {mark} -->" in text for mark in MARKS):
-        raise NoMarksError(f"{page} has no <!-- {MARKS[0]} --> … <!-- /{MARKS[0]} --> to be filled in")
-    for mark in MARKS:
-        between = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
-        text = between.sub(lambda found, mark=mark: f"{found.group(1)}{made[mark]()}\n{found.group(2)}", text)  # type: ignore[misc]
+    for mark in found:
+        before, _, rest = text.partition(f"<!-- {mark} -->\n")
+        _, end, after = rest.partition(f"<!-- /{mark} -->")
+        text = f"{before}<!-- {mark} -->\n{made[mark]()}\n{end}{after}"
     page.write_text(text, encoding="utf-8")
 
 
