@@ -291,11 +291,12 @@ def multiplied(
 
 def can_prepare(r: Float[Tensor, "groups rows in"]) -> bool:
     """Whether `prepare` can take these rows, and they are so many that tensor cores make up for multiplying several times."""
-    return len(r) == 1 and r.shape[-2] > FEW_ROWS and can_fuse(r, r.shape[-2]) and _is_hopper(r.get_device())
+    return len(r) == 1 and r.shape[-2] > FEW_ROWS and can_fuse(r, r.shape[-2]) and _can_prepare_on(r.get_device())
 
 
 @functools.cache
-def _is_hopper(device: int) -> bool:
+def _can_prepare_on(device: int) -> bool:
+    """Whether it is a Hopper or newer, and no small one."""
     properties: Any = torch.cuda.get_device_properties(device)
     shared_memory = getattr(properties, "shared_memory_per_block_optin", 0)
     return (properties.major, properties.minor) >= _HOPPER and shared_memory >= _SHARED_MEMORY
