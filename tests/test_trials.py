@@ -280,10 +280,12 @@ def test_a_captured_muon_follows_the_schedule(workload: str, monkeypatch: pytest
     captured = loop.run(trial, made, device="cuda")
     monkeypatch.setattr(methods, "capturable", lambda trial: False)
     eager = loop.run(trial, made, device="cuda")
+    kept = loop.run(replace(trial, schedule="constant"), made, device="cuda")
     assert (captured["mode"], eager["mode"]) == ("captured", "eager")
     for found, wanted in zip(captured["points"], eager["points"], strict=True):
-        assert found["train_loss"] == pytest.approx(wanted["train_loss"], rel=0.02)
-    assert captured["points"][-1]["train_loss"] < captured["points"][0]["train_loss"]
+        assert found["train_loss"] == pytest.approx(wanted["train_loss"], rel=0.01)
+    # With one rate all the time it ends elsewhere.
+    assert captured["points"][-1]["train_loss"] != pytest.approx(kept["points"][-1]["train_loss"], rel=0.02)
 
 
 RATES = {

@@ -266,7 +266,7 @@ def _seeds(view: View) -> int:
 
 
 def measure(view: View) -> None:
-    """Time the steps, run the short trials, then the first seed with several rates, then the other seeds."""
+    """Time the steps, run the short trials, then in each setting the first seed with several rates, and the other seeds."""
     budget, means, seeds = BUDGETS[view.scale.name], view.means, _seeds(view)
     # Data that are missing or corrupt are said before anything is written.
     workload = make(resnet.NAME, small=budget.small, device=view.device, folder=means.data)
@@ -281,25 +281,20 @@ def measure(view: View) -> None:
     # Two settings share their short trials.
     trials = [t for name in budget.conditionings for s in ("c", "b") for t in budget.candidates(s, name)]
     new = _train(view, trials, store, f"fig6: trials of {_epochs(budget.trial_epochs)}")
-    firsts = ((setting, choose(cell.tried)) for (setting, name), cell in cells(view).items() if name in budget.conditionings)
-    trials = [trial for setting, first in firsts if first is not None for trial in budget.compared(setting, first)]
-    new += _train(view, trials, store, f"fig6: larger rates, runs of {_epochs(budget.epochs)}")
-    new += _train(view, list(_runs(view, budget, seeds)), store, f"fig6: runs of {_epochs(budget.epochs)}")
+    # What leaves most where it is cut off: one setting after the other, all methods of it, but the slowest at the end.
+    for late in (False, True):
+        names = [name for name in budget.conditionings if (name == "max_rows") is late]
+        for setting in SETTINGS:
+            firsts = [first for name in names if (first := choose(cells(view)[setting, name].tried)) is not None]
+            trials = [trial for first in firsts for trial in budget.compared(setting, first)]
+            new += _train(view, trials, store, f"fig6: ({setting}) larger rates, runs of {_epochs(budget.epochs)}")
+            chosen = [trial for name in names if (trial := cells(view)[setting, name].chosen) is not None]
+            runs = [budget.runs(setting, trial, seeds)[number] for number in range(seeds) for trial in chosen]
+            new += _train(view, runs, store, f"fig6: ({setting}) runs of {_epochs(budget.epochs)}")
     if new:
         call = {"command": means.command, "seconds": time.perf_counter() - started, "runs": new, "device": view.device}
         call |= {"workers": means.workers, **origin(threads=torch.get_num_threads(), device=view.device)}
         folder.note(about | {"calls": [*about.get("calls", []), call]})
-
-
-def _runs(view: View, budget: Budget, seeds: int) -> Iterator[Trial]:
-    """In the order that leaves most where it is cut off: seed by seed all methods of a setting, but the slowest at the end."""
-    known = cells(view)
-    for late in (False, True):
-        for setting in ("c", "b", "a"):
-            own = [name for name in budget.conditionings if (name == "max_rows") is late]
-            chosen = [trial for name in own if (trial := known[setting, name].chosen) is not None]
-            for number in range(seeds):
-                yield from (budget.runs(setting, trial, seeds)[number] for trial in chosen)
 
 
 def _plan(budget: Budget, seeds: int) -> str:
