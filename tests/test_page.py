@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from isaac_lab.commands.report import report
 from isaac_lab.page import build as building
 from isaac_lab.page import lines, promises, words
-from isaac_lab.page.parts import Figure, Section, Source
+from isaac_lab.page.parts import Figure, Heading, Section, Source
 from isaac_lab.page.race import section as race_section
 from isaac_lab.page.race import standings, summaries
 from isaac_lab.page.render import page as render
@@ -377,7 +377,7 @@ def test_a_race_is_shown_whole(made_up_text: str) -> None:
 
 def test_the_answer_compares_the_best_of_ours_with_its_rivals(made_up_text: str) -> None:
     text = Elements(made_up_text).text
-    assert "MNIST classifier, 5 × 400 AdamW + ISAAC AdamW + ISAAC 2.00 × – not reached 2.00 × – not reached" in text
+    assert "MNIST classifier, 5 × 400 (quick) AdamW + ISAAC AdamW + ISAAC 2.00 × – not reached 2.00 × – not reached" in text
     # The smoke test does not count.
     assert "1 of 1 race in which a method with ISAAC is first" in text
 
@@ -392,10 +392,14 @@ def test_a_race_that_is_lost_is_told_as_such(tmp_path: Path) -> None:
     assert (second.first_is_ours, second.ours, second.seconds["adamw"]) == (False, None, None)
 
 
-def test_the_largest_scale_is_shown_and_smoke_tests_are_marked(tmp_path: Path, made_up_text: str) -> None:
+def test_all_scales_are_shown_and_smoke_tests_are_marked(tmp_path: Path, made_up_text: str) -> None:
     for scale in ("smoke", "quick", "full"):
         write(tmp_path / f"race/mnist-mlp/{scale}/summary.json", race(scale))
-    assert [summary.scale for summary in summaries(tmp_path, "results")] == ["full"]
+    found = summaries(tmp_path, "results")
+    assert [summary.scale for summary in found] == ["full", "quick"]
+    blocks = race_section(found).blocks
+    assert [block.id for block in blocks if isinstance(block, Heading)] == ["race-mnist-mlp", "race-mnist-mlp-quick"]
+    assert [block.charts[0].id for block in blocks if isinstance(block, Figure)] == ["curve-mnist-mlp", "curve-mnist-mlp-quick"]
     text = Elements(made_up_text).text
     assert text.count("Smoke test: it shows that the code runs") == 1
     assert "A small GPT (smoke test)" in text

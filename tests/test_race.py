@@ -262,7 +262,10 @@ def test_a_race_that_has_been_run_trains_nothing(finished: Path, monkeypatch: py
 def test_times_can_be_left_to_a_later_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder,) = runner.run([MLP], request(tmp_path, timed=False))
     assert not list(folder.glob("times-*.json"))
-    assert summary_of(folder)["methods"][0]["seconds_per_step"] is None
+    untimed = summary_of(folder)
+    assert untimed["methods"][0]["seconds_per_step"] is None
+    place = tables.headings(untimed).index("Seconds to target")
+    assert {cells[place] for method, cells in tables.rows(untimed) if method["n"]} == {"–"}
     assert (folder / "figure.png").is_file()
     monkeypatch.setattr(runner, "start", lambda *given: pytest.fail("everyone has run"))
     runner.run([MLP], request(tmp_path))

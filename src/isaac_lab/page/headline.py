@@ -37,7 +37,7 @@ def section(evidence: Evidence, standings: Sequence[Standing], verdicts: Mapping
 
 
 def _race(standings: Sequence[Standing]) -> Tile | None:
-    found = [standing for standing in standings if not standing.marked]
+    found = [standing for standing in standings if standing.scale != "smoke"]
     if not found:
         return None
     parts = []

@@ -39,14 +39,14 @@ CEILING = 1.5
 
 
 def summaries(results: Path, directory: str) -> list[Summary]:
-    """The one of the largest scale for each workload."""
+    """All of each workload, the largest scale first; smoke tests only where there is nothing else."""
     folders = [path for path in sorted((results / "race").glob("*")) if path.is_dir()]
     folders.sort(key=lambda path: next((place for place, part in enumerate(ORDER) if part in path.name), len(ORDER)))
 
     def name(path: Path) -> str:
         return f"{directory}/{path.relative_to(results).as_posix()}"
 
-    return [found[0] for folder in folders if (found := find(folder, "race", name))]
+    return [summary for folder in folders for summary in find(folder, "race", name)]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Standing:
         steps: The same for steps.
         first: Label of the fastest method of all; None where nobody reaches the target.
         first_is_ours: Whether that is ours.
-        marked: "smoke" where that is all there is.
+        scale: Of the race.
     """
 
     title: str
@@ -69,7 +69,7 @@ class Standing:
     steps: Mapping[str, float | None]
     first: str | None
     first_is_ours: bool
-    marked: str = ""
+    scale: str
 
 
 def standings(found: Sequence[Summary]) -> list[Standing]:
@@ -100,7 +100,7 @@ def _standing(summary: Summary) -> Standing:
         {rival: ratio(rival, "steps_to_target") for rival in RIVALS},
         first["label"] if first else None,
         bool(first and first.get("ours")),
-        "smoke" if summary.scale == "smoke" else "",
+        summary.scale,
     )
 
 
@@ -115,9 +115,12 @@ def section(found: Sequence[Summary]) -> Section:
     blocks: list[Block] = []
     if found:
         blocks += _answer(standings(found))
+    seen: set[str] = set()
     for summary in found:
         with checked(summary):
-            blocks += _race(summary)
+            workload = summary.data["workload"]
+            blocks += _race(summary, identifier(workload, summary.scale) if workload in seen else identifier(workload))
+            seen.add(workload)
     if not found:
         blocks.append(Missing("The race", "isaac-newton race --scale quick"))
     lead = (
@@ -132,7 +135,7 @@ def _answer(found: Sequence[Standing]) -> list[Block]:
     rows = []
     for standing in found:
         cells = [
-            standing.title + (" (smoke test)" if standing.marked else ""),
+            f"{standing.title} ({'smoke test' if standing.scale == 'smoke' else standing.scale})",
             standing.first or "nobody",
             standing.ours or "none reaches it",
         ]
@@ -163,9 +166,9 @@ def _mark(place: int, value: float | None) -> dict[int, str]:
     return {} if value is None else {place: "good" if value > 1 else "bad"}
 
 
-def _race(summary: Summary) -> list[Block]:
+def _race(summary: Summary, id: str) -> list[Block]:
     data = summary.data
-    about = [data.get("data"), f"scale “{summary.scale}”", f"{data['steps']:,} steps of {data['batch']:,}"]
+    about = [data.get("data"), f"{data['steps']:,} steps of {data['batch']:,}"]
     about += [f"{data['trials_per_method']} tuning trials for each method", f"{data['seeds']} seeds", data.get("mode")]
     text = " · ".join(str(part) for part in about if part)
     marked = "**Smoke test: it shows that the code runs, and nothing of the methods.** " if summary.scale == "smoke" else ""
@@ -175,15 +178,15 @@ def _race(summary: Summary) -> list[Block]:
         else "No target."
     )
     return [
-        Heading(identifier("race", data["workload"]), data["title"]),
+        Heading(f"race-{id}", f"{data['title']}, scale “{summary.scale}”"),
         Paragraph(f"{marked}{text}. {target}"),
-        _figure(data),
+        _figure(data, f"curve-{id}"),
         _table(data),
         summary.source,
     ]
 
 
-def _figure(data: Record) -> Figure:
+def _figure(data: Record, name: str) -> Figure:
     methods: list[Method] = []
     drawn: list[Line] = []
     taken: dict[str, str] = {}
@@ -213,7 +216,6 @@ def _figure(data: Record) -> Figure:
         lines.RUNS,
         lines.quantities([quantity]),
     )
-    name = identifier("curve", data["workload"])
     description = (
         f"{data['quantity_title']} of {len(methods)} methods over training, {data['title']}. Solid lines have ISAAC. "
         f"{_ending(data)} The numbers are in the table below."

@@ -28,14 +28,9 @@ class PageError(Exception):
 
 
 def summaries(races: Path) -> dict[Path, dict[str, Any]]:
-    """By folder, the races of the largest scale on each workload, in the order of the workloads."""
-    found = {}
-    for workload in COURSES:
-        folders = [races / workload / scale for scale in SCALES]
-        folder = next((folder for folder in folders if (folder / "summary.json").is_file()), None)
-        if folder is not None:
-            found[folder] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return found
+    """By folder, the races on each workload, the largest scale first, in the order of the workloads."""
+    paths = [races / workload / scale / "summary.json" for workload in COURSES for scale in SCALES]
+    return {path.parent: json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()}
 
 
 def headline(races: Path) -> str:
