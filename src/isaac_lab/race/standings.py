@@ -191,8 +191,7 @@ def _method(
         "diverged": sum(record["status"] != "finished" for record in ran),
         "reason": reason,
         "steps_to_target": statistics(steps) if ran else None,
-        # Nobody knows them before the steps are timed.
-        "seconds_to_target": statistics([_times(step, per_step) for step in steps if per_step]) if ran else None,
+        "seconds_to_target": statistics([_times(step, per_step) for step in steps]) if ran else None,
         "final": statistics([_final(record, quantity) for record in ran]) if ran else None,
         "metrics": {key: statistics([_final(record, key) for record in ran]) for key in about["metrics"]} if ran else None,
         "seconds_per_step": _short(per_step),

@@ -42,9 +42,7 @@ def _cells(method: Record, summary: Record) -> list[str]:
     if not method["n"]:
         return [method["label"], f"not run: {method['reason']}", *["–"] * (len(headings(summary)) - 2)]
     cells = [method["label"], _settings(method)]
-    cells += [
-        _joined(*_reached(method[key], style)) for key, style in (("steps_to_target", ",.0f"), ("seconds_to_target", ".3g"))
-    ]
+    cells += [_joined(*found) for found in _to_target(method)]
     cells += [speed(method["speed_up"][key]) for key in ("steps", "seconds")]
     cells += [_joined(*_spread(found, style)) for found, style in _measured(method, summary)]
     each = method["seconds_per_step"]
@@ -68,8 +66,7 @@ def stacked(summary: Record) -> list[tuple[Record, list[str]]]:
             continue
         diverged = f"\n{method['diverged']} of {method['n']} diverged" if method["diverged"] else ""
         cells = [f"{method['label']}\n{_settings(method)}{diverged}"]
-        for key, style in (("steps_to_target", ",.0f"), ("seconds_to_target", ".3g")):
-            cells.append("\n".join(_reached(method[key], style)))
+        cells += ["\n".join(found) for found in _to_target(method)]
         for key in ("steps", "seconds"):
             ratio = method["speed_up"][key]
             bound = "≥" if ratio and ratio["at_least"] else ""
@@ -101,6 +98,13 @@ def _spread(found: Record, style: str) -> tuple[str, str]:
 
 def _coarse(style: str) -> str:
     return ".1g" if style == ".3g" else style
+
+
+def _to_target(method: Record) -> list[tuple[str, str]]:
+    """Steps and seconds, each with its spread. Nobody knows the seconds of steps that have not been timed."""
+    steps = _reached(method["steps_to_target"], ",.0f")
+    timed = method["seconds_per_step"] is not None
+    return [steps, _reached(method["seconds_to_target"], ".3g") if timed else ("–", "")]
 
 
 def _reached(found: Record, style: str) -> tuple[str, str]:
