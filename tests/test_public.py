@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import unicodedata
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,16 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_files_that_a_page_names_are_there(page: Path) -> None:
     for name in re.findall(r"`((?:examples|tests|results|docs|src)/[\w./-]+)`", prose(page)):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_the_lines_of_a_table_have_as_many_cells_as_its_heading(page: Path) -> None:
+    lines = [re.sub(r"\\\||`[^`]*`", "", line) for line in prose(page).split("\n")]
+    for number, line in enumerate(lines):
+        if not re.fullmatch(r"\|( *:?-+:? *\|)+", line):
+            continue
+        table = [lines[number - 1], *takewhile(lambda line: line and not line.startswith("<!--"), lines[number:])]
+        assert {row.count("|") for row in table} == {line.count("|")}, f"{page.name}, the table with {table[0]!r}"
 
 
 def test_every_page_is_in_the_navigation() -> None:

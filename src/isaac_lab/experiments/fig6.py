@@ -513,8 +513,10 @@ def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[
         f"{SETTINGS['b'].title}. Then its first seed ran whole in each setting with {', '.join(map(str, LARGER))} times "
         "that η; the highest test accuracy at the end chose what the other seeds have."
     ]
-    if early := sum(bool(cell.records) and len(cell.compared) < len(LARGER) for cell in known.values()):
-        notes.append(f"The larger η of {early} of the curves are still to be run: theirs is the first one.")
+    early = [setting for (setting, _), cell in known.items() if cell.records and len(cell.compared) < len(LARGER)]
+    if early:
+        where = " and in ".join(SETTINGS[setting].title for setting in dict.fromkeys(early))
+        notes.append(f"The larger η of {len(early)} of the curves, in {where}, are still to be run: theirs is the first one.")
     if lost := sum(cell.diverged for cell in known.values()):
         notes.append(f"{lost} of the runs diverged; from there on they count as chance, {CHANCE:.0%}.")
     for mode, record in _times(view).items():
