@@ -285,10 +285,12 @@ def measure(view: View) -> None:
     for late in (False, True):
         names = [name for name in budget.conditionings if (name == "max_rows") is late]
         for setting in SETTINGS:
-            firsts = [first for name in names if (first := choose(cells(view)[setting, name].tried)) is not None]
+            known = cells(view)
+            firsts = [first for name in names if (first := choose(known[setting, name].tried)) is not None]
             trials = [trial for first in firsts for trial in budget.compared(setting, first)]
             new += _train(view, trials, store, f"fig6: ({setting}) larger rates, runs of {_epochs(budget.epochs)}")
-            chosen = [trial for name in names if (trial := cells(view)[setting, name].chosen) is not None]
+            known = cells(view)
+            chosen = [trial for name in names if (trial := known[setting, name].chosen) is not None]
             runs = [budget.runs(setting, trial, seeds)[number] for number in range(seeds) for trial in chosen]
             new += _train(view, runs, store, f"fig6: ({setting}) runs of {_epochs(budget.epochs)}")
     if new:
