@@ -13,7 +13,7 @@ from torch import nn
 
 import isaac_newton as isaac
 import reference
-from isaac_newton.attach import Layers
+from isaac_newton.api.attach import Layers
 from reference import assert_close
 from test_linear_gradients import gradients, mlp, record
 
