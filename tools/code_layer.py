@@ -112,8 +112,8 @@ def report(known: dict[tuple, dict]) -> None:
         plain, ours = (
             [known[(*case, method, rate, seed)] for seed in (1, 2, 3)] for method, rate in zip(METHODS, rates, strict=True)
         )
-        logs = [[math.log(final(run)) for run in runs] for runs in (plain, ours)]
-        p = stats.ttest_ind(*logs, equal_var=False).pvalue
+        losses = [[final(run) for run in runs] for runs in (plain, ours)]
+        p = stats.ttest_ind(*losses, equal_var=False).pvalue
         ratios = [STEPS / steps_to(own, final(other)) for own, other in zip(ours, plain, strict=True)]
         alive = ["/".join(str(run["alive"]["400"]) for run in runs) for runs in (plain, ours)]
         edge = ["" if RATES[0] < rate < RATES[-1] else " (edge)" for rate in rates]

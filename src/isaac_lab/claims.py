@@ -25,7 +25,7 @@ def _larger_models(evidence: Evidence) -> Finding:
     every = {claim.number: claim for claim in (*claims_bert.BERT, *claims_resnet.RESNET)}
     found = {number: every[number].check(evidence) for number in ("E4.1", "E4.2", "E4.3", "E4.6")}
     verdicts = {finding.verdict for finding in found.values()}
-    verdict = next(v for v in (Verdict.FAILS, Verdict.UNKNOWN, Verdict.HOLDS) if v in verdicts)
+    verdict = next(v for v in (Verdict.FAILS, Verdict.UNDECIDED, Verdict.UNKNOWN, Verdict.HOLDS) if v in verdicts)
     scales = ", ".join(dict.fromkeys(finding.scale for finding in found.values() if finding.scale))
     return Finding(verdict, "; ".join(f"{number}: {finding.verdict}" for number, finding in found.items()), scales)
 

@@ -513,8 +513,17 @@ def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[
         f"Each method had {number} trials of {_epochs(budget.trial_epochs)} at one seed in {SETTINGS['b'].title} and in "
         f"{SETTINGS['c'].title}; the lowest training loss chose λ and a first η, in {SETTINGS['a'].title} those of "
         f"{SETTINGS['b'].title}. Then its first seed ran whole in each setting with {', '.join(map(str, LARGER))} times "
-        "that η; the highest test accuracy at the end chose what the other seeds have."
+        "that η; the highest test accuracy at the end chose what the other seeds have.",
+        "The test images that chose η are those that are reported, and the first seed is among the n. So no difference here is "
+        "a result yet.",
     ]
+    edges = [
+        f"({setting}) {METHODS[name].label} {cell.chosen.learning_rate:g}"
+        for (setting, name), cell in known.items()
+        if cell.chosen is not None and len(cell.compared) == len(LARGER)
+        if (rates := [trial.learning_rate for trial in cell.compared]) and cell.chosen.learning_rate in (min(rates), max(rates))
+    ]
+    notes += [f"At the edge of the list of its η: {', '.join(edges)}."] if edges else []
     early = [setting for (setting, _), cell in known.items() if cell.records and len(cell.compared) < len(LARGER)]
     if early:
         where = " and in ".join(SETTINGS[setting].title for setting in dict.fromkeys(early))
