@@ -511,9 +511,9 @@ def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[
     number = len(budget.candidates("c", "none"))
     notes = [
         f"Each method had {number} trials of {_epochs(budget.trial_epochs)} at one seed in {SETTINGS['b'].title} and in "
-        f"{SETTINGS['c'].title}; the lowest training loss chose λ and a first η, in {SETTINGS['a'].title} those of "
+        f"{SETTINGS['c'].title}. The lowest training loss chose λ and a first η, in {SETTINGS['a'].title} those of "
         f"{SETTINGS['b'].title}. Then its first seed ran whole in each setting with {', '.join(map(str, LARGER))} times "
-        "that η; the highest test accuracy at the end chose what the other seeds have.",
+        "that η. The highest test accuracy at the end chose what the other seeds have.",
         "The test images that chose η are those that are reported, and the first seed is among the n. So no difference here is "
         "a result yet.",
     ]

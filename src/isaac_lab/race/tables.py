@@ -178,7 +178,7 @@ def markdown(summary: Record) -> str:
     for method, cells in rows(summary):
         bold = [f"**{cells[0]}**", *cells[1:]] if method["ours"] else cells
         lines.append(_line(bold))
-    origin = f"`{summary['command']}`, {summary['time']}, commit {summary['commit']}"
+    origin = f"`{summary['command']}`,\n{summary['time']}, commit {summary['commit']}"
     said = [f"- {textwrap.fill(rule, 116, subsequent_indent='  ')}" for rule in rules(summary)]
     return "\n".join([*lines, "", *said, "", origin, ""])
 

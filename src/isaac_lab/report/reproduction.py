@@ -80,7 +80,8 @@ def _plural(verdict: Verdict, count: int) -> str:
 
 
 def _section(experiment: Experiment, own: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> str:
-    parts = [f"## {experiment.name}\n\n{_escape(experiment.shows[0].upper() + experiment.shows[1:])}.\n"]
+    shows = _wrapped(_escape(f"{experiment.shows[0].upper()}{experiment.shows[1:]}."), "", "")
+    parts = [f"## {experiment.name}\n\n{shows}\n"]
     views = [view for scale in SCALES if (view := evidence.view(experiment.id, scale)).outcomes or _has_figure(view)]
     for view in views:
         parts.append(_figure(view, pictures))
