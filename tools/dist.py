@@ -17,6 +17,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
     """What it prints; an error ends everything."""
     # The sources of this checkout must not stand in for what was installed.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
     done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
@@ -39,7 +40,7 @@ def main() -> None:
         venv.create(place / "empty", with_pip=True)
         python = place / "empty" / "bin" / "python"
         install = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        run(*install, "--constraint", ROOT / "constraints.txt", wheel, cwd=place)
+        run(*install, wheel, cwd=place)
         installed = run(python, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check", cwd=place).split()
         print(f"Installed into an empty environment: {', '.join(installed)}.")
         (place / "script.py").write_text(script[1], encoding="utf-8")
