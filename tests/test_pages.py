@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import isaac_newton
 from isaac_lab.page import build
+from isaac_lab.race import ends as ends_of
 from isaac_lab.significance import contrast
 
 ROOT = Path(__file__).parent.parent
@@ -169,6 +171,19 @@ def test_the_table_on_the_auto_encoder_is_that_of_its_record(capsys: pytest.Capt
         assert shown[-1] == figures[-1]
     plain, ours, p = rows[-1][2:5]
     assert cells(ROOT / "README.md", "MNIST auto-encoder") == ["AdamW", plain, ours, f"{float(p):.1g}", "3"]
+
+
+def test_what_pages_say_of_all_races_is_what_their_records_say() -> None:
+    races = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results" / "race").glob("*/*/summary.json")]
+    lowest = Counter(ends_of.lowest(race) for race in races)
+    assert f"SOAP is lowest in {lowest['SOAP']} of {len(races)} races" in words(INTEGRITY.read_text(encoding="utf-8"))
+    assert lowest["AdamW + ISAAC"] == 0
+    below = 0
+    for race in races:
+        found = {method["name"]: method["final"]["values"] for method in race["methods"] if method["n"]}
+        below += contrast(found["soap"], found["isaac-adamw"]).behind
+    said = f"SOAP ended below AdamW + ISAAC in {below} of our {len(races)}"
+    assert said in words((ROOT / "README.md").read_text(encoding="utf-8"))
 
 
 # Prose
