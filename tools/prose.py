@@ -21,6 +21,7 @@ PAGES = (
     "docs/performance.md",
     "docs/race.md",
     "docs/reproduction.md",
+    "docs/start.md",
     "docs/when-not.md",
 )
 WORDS, LINES, COLUMNS, README_LINES = 30, 6, 120, 150
@@ -46,7 +47,7 @@ def paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:
 def sentences(paragraph: list[str]) -> Iterator[str]:
     """Those of a paragraph, without quotations, with the text of links in place of links and one word for code."""
     text = re.sub(r"“.*”", "“…”", " ".join(paragraph))
-    text = re.sub(r"`[^`]*`", "code", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text))
+    text = re.sub(r"`[^`]*`", "Code", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text))
     yield from re.split(r"(?<=[.!?])[*_)”\"]* +(?=[^a-z])", text)
 
 
