@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from isaac_lab.significance import contrast
+from isaac_lab.significance import against, contrast
 
 LOW, HIGH, WIDE = [1.0, 1.1, 1.2], [2.0, 2.1, 2.3, 2.2], [0.0, 1.0, 3.0]
 
@@ -35,3 +35,14 @@ def test_a_difference_of_differences() -> None:
 def test_seeds_that_all_agree_decide_at_once() -> None:
     assert contrast([1.0, 1.0], [0.5, 0.5]).ahead
     assert contrast([1.0, 1.0], [1.0, 1.0]).p == 1
+
+
+def test_a_table_has_the_p_of_each_row_below_it() -> None:
+    rows = [
+        {"label": "∇", "cells": [{"values": LOW}, {"values": LOW}, None]},
+        {"label": "ours", "cells": [{"values": HIGH}, None, {"values": HIGH}]},
+    ]
+    first, last = against(rows, ["x", "y", "z"])
+    assert first == "p of ours against ∇ (Welch, over seeds): x 7.1e-05."
+    assert last == "From p = 0.05 on no difference is shown."
+    assert against([rows[0], {"label": "ours", "cells": [{"values": [1.0]}, None, None]}], ["x", "y", "z"]) == []

@@ -1,13 +1,14 @@
 """Whether seeds show a difference: Welch's t-test, for two samples or for a contrast of several."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
+from typing import Any
 
 from scipy import stats
 
-__all__ = ["LEVEL", "Difference", "contrast"]
+__all__ = ["LEVEL", "Difference", "against", "contrast"]
 
 #: A difference counts below this p.
 LEVEL = 0.05
@@ -45,3 +46,15 @@ def contrast(*samples: Sequence[float], weights: Sequence[float] = (1.0, -1.0)) 
         return Difference(value, 0.0 if value else 1.0)
     freedom = error**4 / math.fsum(part**2 / (len(sample) - 1) for sample, part in zip(samples, parts, strict=True))
     return Difference(value, float(2 * stats.t.sf(abs(value) / error, freedom)))
+
+
+def against(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+    """Notes below a table whose first row is the plain gradient: Welch's p of every other row, column by column."""
+    plain, *others = rows
+    notes = []
+    for row in others:
+        pairs = zip(columns, row["cells"], plain["cells"], strict=True)
+        known = [(name, cell["values"], other["values"]) for name, cell, other in pairs if cell and other]
+        shown = [f"{name} {contrast(own, base).p:.2g}" for name, own, base in known if min(len(own), len(base)) > 1]
+        notes += [f"p of {row['label']} against {plain['label']} (Welch, over seeds): {', '.join(shown)}."] if shown else []
+    return [*notes, f"From p = {LEVEL} on no difference is shown."] if notes else []

@@ -44,6 +44,7 @@ from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.progress import Update
 from isaac_lab.records import origin, write
 from isaac_lab.report import intervals
+from isaac_lab.significance import against
 from isaac_lab.store import StoreError
 from isaac_lab.trials import pool, times
 from isaac_lab.trials.store import Store
@@ -276,7 +277,7 @@ def summary(view: View) -> dict[str, Any]:
         "rows": [*rows, *published],
         "times": ratios,
         "tried": _tried(run, store),
-        "notes": _notes(run, call["device"], ratios, _spent(store)),
+        "notes": [*_notes(run, call["device"], ratios, _spent(store)), *against(rows, columns)],
     }
 
 
