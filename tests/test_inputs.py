@@ -107,8 +107,8 @@ def test_few_rows_are_gathered_once_and_freed(options: dict[str, Any], times: in
         gathered.append(weakref.ref(found))
         return found
 
-    keep = rows._gather
-    monkeypatch.setattr(rows, "_gather", gather)
+    keep = rows.gather
+    monkeypatch.setattr(rows, "gather", gather)
     model = Projections()
     handle = isaac.attach(model, 0.1, **options)
     handle.mask = torch.ones(4, 3)

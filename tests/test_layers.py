@@ -181,7 +181,7 @@ def test_the_average_patch_is_the_same_by_one_product_and_by_one_for_each_dimens
     expected, count = patches.average(x)
     view, positions = patches(x)
     assert count == math.prod(view.shape[2:4])
-    assert_close(expected, rows._average(view, positions, None).flatten(2), 1e-12)
+    assert_close(expected, rows.average(view, positions, None).flatten(2), 1e-12)
     monkeypatch.setattr(patch_module, "_sums_by_dimension", patch_module._sums_at_once)  # what a GPU does
     assert_close(patches.average(x)[0], expected, 1e-12)
 
@@ -287,7 +287,7 @@ def test_a_subset_of_rows_is_unbiased(count: int, max_rows: int, groups: int) ->
     view = torch.randn(groups, count, 3, dtype=torch.float64)
     exact = view.mT @ view / count
     kept = min(max_rows, count)
-    draws = [rows._gather(view, 0, max_rows, None, seed) for seed in range(600)]
+    draws = [rows.gather(view, 0, max_rows, None, seed) for seed in range(600)]
     assert all(draw.shape == (groups, kept, 3) for draw in draws)
     estimates = torch.stack([draw.mT @ draw / kept for draw in draws])
     noise = estimates.std(0) / math.sqrt(len(draws))

@@ -122,7 +122,7 @@ class Pair:
                 output.square().sum().backward()
             else:
                 loss(handle, output)
-            if handle._settings.when == "step":
+            if handle._run.options.when == "step":
                 handle.step()
             outputs.append(output.detach())
         self.compare(*outputs)

@@ -162,7 +162,7 @@ def multiply(
     results = list(gradients)
     together: list[int] = []
     for number, (gradient, one) in enumerate(zip(gradients, by, strict=True)):
-        if one.multiplied is not None and _can_subtract(gradient, one.multiplied):
+        if one.multiplied is not None and _can_subtract(gradient, one.rows.r):
             together.append(number)
         elif not one.is_plain and gradient.numel():
             results[number] = _multiplied_by_torch(gradient, one, in_place)
@@ -180,8 +180,8 @@ def multiply(
 _MOST_SUBTRACTED = 256
 
 
-def _can_subtract(gradient: Tensor, multiplied: Tensor) -> bool:
-    if multiplied.dim() != 2 or len(multiplied) > _MOST_SUBTRACTED or not kernels.can_group(gradient):
+def _can_subtract(gradient: Tensor, r: Tensor) -> bool:
+    if r.dtype is not torch.float32 or len(r) > _MOST_SUBTRACTED or not kernels.can_group(gradient):
         return False
     return 1 in gradient.stride() and gradient.numel() > 0
 

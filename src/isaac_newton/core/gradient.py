@@ -74,8 +74,7 @@ def apply(
         bucket, number = layer.bucket
         _note(use, weight, None)
         output = operation(x, bucket.take(use, weight, number, _open), bias)
-        if output.grad_fn is not None:
-            output.grad_fn.metadata[Use] = use  # the graph of the call owns the use
+        _give_to_graph(use, output)
         return output
     else:
         weight, bias = _alone(use, weight, bias)
@@ -140,6 +139,14 @@ def is_joint(bias: Tensor | None, layer: ConditionedLayer) -> bool:
     return layer.run.options.bias == "joint" and bias is not None and bias.requires_grad
 
 
+def _give_to_graph(use: Use, output: Tensor) -> None:
+    """The graph of a call owns its use. A view that is changed in place gets another node, and its base keeps the old one."""
+    base = torch_private.base(output)
+    node = (output if base is None or base.grad_fn is None else base).grad_fn
+    if node is not None:
+        node.metadata[Use] = use
+
+
 def _use_of(
     operation: Forward | None,
     x: Tensor,
@@ -151,13 +158,13 @@ def _use_of(
 ) -> Use:
     """One call of a layer."""
     run, joint = layer.run, is_joint(bias, layer)
-    own = operation is LINEAR and _has_own_form(x, layer)
+    own = operation is LINEAR and _has_own_form(x, layer, arrange)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
     return Use(layer, Layout(arrange, transposed, joint), x, run.mask, own, outputs, where)
 
 
-def _has_own_form(x: Tensor, layer: ConditionedLayer) -> bool:
+def _has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
     """Whether every row feeds the conditioner, so that it can stand between g and a; ζ needs that."""
     if x.is_nested or x.layout is not torch.strided:
         kind = "nested" if x.is_nested else "sparse"
@@ -172,7 +179,7 @@ def _has_own_form(x: Tensor, layer: ConditionedLayer) -> bool:
     count = x.numel() // max(features, 1)
     if run.conditions_outputs:
         return True
-    every = options.sharing == "expand" or x.dim() <= 2
+    every = options.sharing == "expand" or (x.dim() <= 2 and arrange is sequence)
     if not every or (options.max_rows is not None and count > options.max_rows):
         return False
     # With more rows than features nothing is saved, but digits are: conditioned rows are rounded once, after the product.
@@ -195,6 +202,7 @@ def _can_share(layer: ConditionedLayer, use: Use, weight: Tensor) -> bool:
     run = layer.run
     return (
         bucket.weights[number] is weight  # not parametrized, not FSDP2's, not swapped
+        and _has_few_rows(use)
         and not use.layout.joint
         and not run.alone
         and run.options.ranks is None  # collectives need one order on all ranks
@@ -205,6 +213,14 @@ def _can_share(layer: ConditionedLayer, use: Use, weight: Tensor) -> bool:
     )
 
 
+def _has_few_rows(use: Use) -> bool:
+    """Whether the rows of many uses may be there at once: they are few, or the inputs themselves."""
+    options = use.layer.run.options
+    if options.sharing == "reduce" or options.max_rows is not None or options.when == "step":
+        return True
+    return use.own or (use.layout.arrange is sequence and use.mask is None and not use.layout.joint)
+
+
 def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
     """A use waits for its conditioner; in a captured step it begins now, beside the main chain."""
     run = use.layer.run
@@ -212,10 +228,10 @@ def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
         run.capture.uses.update([id(weight), id(bias)])
         with full_precision(use.input):
             _begin(use)
-    elif use.slice is None and run.options.ranks is None and not torch_private.saves_elsewhere():
+    elif torch_private.saves_elsewhere():
+        use.kept = None  # autograd saves it, as whoever hooks it wants
+    elif use.slice is None and run.options.ranks is None and _has_few_rows(use):
         use.wait()
-    elif use.own:
-        use.kept = None  # autograd saves it
 
 
 def _begin(use: Use) -> None:
@@ -255,8 +271,6 @@ def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
     joint, elsewhere = use.layout.joint, torch_private.saves_elsewhere()
     x = use.input
     _note(use, weight, bias if joint else None)
-    if elsewhere:
-        use.kept = None  # autograd saves it, as whoever hooks it wants
     tensors = (weight, bias) if joint else (weight,)
     names = torch_private.call(_Weights, Alone(use), x if elsewhere else None, *tensors)
     return names[0], names[1] if joint else bias
@@ -400,12 +414,12 @@ def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) ->
         if use.own:
             grad_weight, grad_bias = _own_gradients(use, as_rows(g), x, parameter.dtype, joint)
         else:
-            plain = ctx.operation.weight_gradient(g, x, weight)
+            plain = cast(ctx.operation.weight_gradient(g, x, weight), parameter.dtype)
             made = use.conditioner()
             matrix = use.layout.matrix(plain, None, len(made.rows.r) if made.rows.r.dim() == 3 else 1)
             (done,) = multiply([matrix], [made], in_place=True)
             use.saw(made, lambda: matrix, done)
-            grad_weight, grad_bias = cast(use.layout.parts(done, plain, None)[0], parameter.dtype), None
+            grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None
         grad_weight = streams.laid_out(grad_weight, parameter)
         if needs_bias and grad_bias is None:
             grad_bias = cast(ctx.operation.bias_gradient(g), bias.dtype)

@@ -14,6 +14,7 @@ from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
 from isaac_newton.core.rows import Rows
 from isaac_newton.core.statistics import Statistics
+from isaac_newton.math import equations
 
 if TYPE_CHECKING:
     from isaac_newton.core.use import Bucket
@@ -90,6 +91,24 @@ class ConditionedLayer:
         else:
             self.statistics.fallbacks += failures
             self.run.warn_about_failure()
+
+    def saw(
+        self,
+        rows: Rows,
+        damping: float | Tensor,
+        outputs: int,
+        plain: Callable[[], Tensor],
+        conditioned: Tensor,
+        *,
+        own: bool,
+    ) -> None:
+        """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
+        r = rows.r
+        groups = len(r) if r.dim() == 3 else 1
+        sizes = (rows.total, r.shape[-2], r.shape[-1], outputs)
+        self.statistics.note_sizes(self.run.backward_passes, *sizes, groups=groups, own_rows=own)
+        if self.run.inspecting:
+            self.inspect(lambda: equations.spectrum(r), damping, plain(), conditioned)
 
     def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
         """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.

@@ -15,13 +15,26 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from isaac_newton import kernels
+from isaac_newton.core.options import Options
 from isaac_newton.kernels.permutation import permuted
 from isaac_newton.math.patches import Patches
 
 if TYPE_CHECKING:
     from isaac_newton.core.use import Use
 
-__all__ = ["Arrange", "Layout", "Rows", "as_rows", "cast", "rows", "sequence", "working_dtype"]
+__all__ = [
+    "Arrange",
+    "Layout",
+    "Rows",
+    "as_rows",
+    "average",
+    "cast",
+    "chosen",
+    "gather",
+    "rows",
+    "sequence",
+    "working_dtype",
+]
 
 #: Brings a layer's input into the layout above: the view, and how many of its dimensions are positions.
 Arrange: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]
@@ -131,9 +144,10 @@ def rows(uses: Sequence["Use"]) -> list[Rows]:
 
 def _lane(use: "Use") -> str:
     """Which of the ways below an input goes."""
-    if use.own:
-        return "own"
     x, options = use.input, use.layer.run.options
+    every = options.sharing == "expand" and options.max_rows is None and use.mask is None and options.ranks is None
+    if use.own or (every and use.layout.arrange is sequence):
+        return "own"
     if not kernels.can_group(x):
         return "torch"
     if use.layout.arrange is sequence:
@@ -158,6 +172,8 @@ def _lane_of_patches(use: "Use", x: Tensor) -> str:
 def _own(uses: Sequence["Use"]) -> list[Rows]:
     """The input itself is the rows."""
     inputs = [as_rows(use.input) for use in uses]
+    if not kernels.can_group(inputs[0]):
+        inputs = [x if use.own else cast(x, working_dtype(x.dtype)) for use, x in zip(uses, inputs, strict=True)]
     return [Rows(x, len(x)) for x in inputs]
 
 
@@ -238,19 +254,23 @@ def _gathered(use: "Use") -> Rows:
     reduce, most, seed = options.sharing == "reduce", options.max_rows, use.layer.run.seed
     if reduce and isinstance(arrange, Patches) and (use.mask is None or use.mask.shape != arrange.places(x)):
         means, count = arrange.average(x)
-        return Rows(_one(_gather(means, 0, most, None, seed)), count * means.shape[1])
+        return Rows(_one(_of_all_ranks(gather(means, 0, most, None, seed), options)), count * means.shape[1])
     # Averages of half-precision numbers are formed in float32, without a copy of all of them.
     view, positions = arrange(x if reduce else cast(x, working_dtype(x.dtype)))
     places = view.shape[1 : 2 + positions]
     total, mask = math.prod(places), _mask_of(use, places)
     if reduce:
-        view = _average(view, positions, mask)
+        view = average(view, positions, mask)
         mask, positions = (mask if positions == 0 else None), 0
     if mask is not None and most is None and not _may_look(use):
         counted = mask.reshape(-1)
-        return Rows(_one(_gather(view, positions, None, None, 0).masked_fill(~counted[:, None], 0)), total, counted)
-    r = _gather(view, positions, most, mask, seed)
-    return Rows(_one(r if options.ranks is None or options.when == "step" else options.ranks.all_rows(r)), total)
+        return Rows(_one(gather(view, positions, None, None, 0).masked_fill(~counted[:, None], 0)), total, counted)
+    return Rows(_one(_of_all_ranks(gather(view, positions, most, mask, seed), options)), total)
+
+
+def _of_all_ranks(r: Float[Tensor, "groups rows in"], options: Options) -> Float[Tensor, "groups all in"]:
+    """The rows of all ranks, where their batches count as one in each backward pass."""
+    return r if options.ranks is None or options.when == "step" else options.ranks.all_rows(r)
 
 
 def _may_look(use: "Use") -> bool:
@@ -271,7 +291,7 @@ def _with_ones(rows: Rows) -> Rows:
     return rows._replace(r=torch.cat([r, ones if rows.counted is None else ones * rows.counted[:, None]], dim=-1))
 
 
-def _gather(
+def gather(
     view: Tensor, positions: int, most: int | None, mask: Bool[Tensor, "..."] | None, seed: int | Tensor
 ) -> Float[Tensor, "groups rows features"]:
     """The rows of a view (groups, samples, *positions, *features) that count, or `most` of them.
@@ -287,15 +307,19 @@ def _gather(
     drawn = permuted(count, most, int(seed), 0, view.device)
     if mask is not None:
         drawn = mask.reshape(-1).nonzero().squeeze(1)[drawn]
+    return chosen(view, places, drawn).reshape(groups, most, width)
+
+
+def chosen(view: Tensor, places: Sequence[int], drawn: Tensor) -> Tensor:
+    """The rows of a view at these positions: only they are copied, whatever the size of all the patches."""
     index: list[Tensor] = []
     for size in reversed(places):  # `torch.unravel_index` would fix the sizes in compiled code
         index, drawn = [drawn % size, *index], drawn // size
-    # Indexing the view copies the drawn rows only, whatever the size of all the patches.
-    chosen: tuple[slice | Tensor, ...] = (slice(None), *index)
-    return view[chosen].reshape(groups, most, width)
+    each: tuple[slice | Tensor, ...] = (slice(None), *index)
+    return view[each]
 
 
-def _average(view: Tensor, positions: int, mask: Tensor | None) -> Tensor:
+def average(view: Tensor, positions: int, mask: Tensor | None) -> Tensor:
     """(groups, samples, *features): the mean over the positions that count, in float32 or better."""
     dtype = torch.promote_types(view.dtype, torch.float32)
     if positions == 0:

@@ -1,34 +1,36 @@
 """What `torch.compile` and `torch.func` see of a conditioned layer.
 
-A trace would keep the damping, the drawn rows and the precision of the day it was made. So compiled code has one operator where a
-layer is conditioned, which runs what eager code runs, on a list of one: today's damping and schedules, fallbacks, statistics,
-ranks. It breaks no graph. Operators take numbers and tensors only, so that a layer and a layout are named by their numbers. In
-torch.func the same stages run on torch's own operations.
+Rows are traced. A trace would keep the damping, the drawn rows and the precision of the day it was made, so that compiled code has
+one operator for the rest, which runs what eager code runs, on a list of one: today's damping and schedules, fallbacks,
+statistics, ranks. It breaks no graph. Operators take numbers and tensors only, so that a layer is named by its number. In torch.func
+the same stages run on torch's own operations.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from isaac_newton import torch_private
-from isaac_newton.core.conditioner import multiply, multiply_own
+from isaac_newton.core.conditioner import invert, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer, layer_of
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.operations import LINEAR
+from isaac_newton.core.options import Run
 from isaac_newton.core.outputs import condition_outputs
-from isaac_newton.core.rows import Arrange, Layout, as_rows, cast, rows, sequence, working_dtype
-from isaac_newton.core.use import Alone, Use, conditioners
+from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, gather, sequence, working_dtype
+from isaac_newton.core.use import Use, conditioners
+from isaac_newton.kernels.permutation import permuted
+from isaac_newton.math.patches import Patches
 
 __all__ = ["apply", "condition", "hand_out", "is_traced", "operator", "tangent_of_linear"]
 
 # A replayed CUDA graph would not ask again: the compiler keeps these operators out of them.
 _TAGS = [torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []
-#: Layouts by their numbers: frozen, and few.
-_LAYOUTS: list[Layout] = []
-
 
 def is_traced() -> bool:
     """Whether torch.compile or torch.func is watching: tensors have no values to look at, and no identity."""
@@ -100,12 +102,6 @@ def _takes_every_row(layer: ConditionedLayer) -> bool:
     return every and options.when == "backward" and options.ranks is None
 
 
-def _number_of(layout: Layout) -> int:
-    if layout not in _LAYOUTS:
-        _LAYOUTS.append(layout)
-    return _LAYOUTS.index(layout)
-
-
 class _Condition(torch.autograd.Function):
     """The weight, and a joint bias, under other names."""
 
@@ -130,17 +126,14 @@ class _Condition(torch.autograd.Function):
             matrix = layout.matrix(grad_weight, grad_bias, groups)
             (done,) = multiply([matrix], [made])
             return *layout.parts(done, grad_weight, grad_bias), *[None] * 6
-        numbers = (layer.number, _number_of(layout), ctx.outputs)
+        r, mask, total = _traced_rows(x, mask, layout, grad_weight, layer)
         if ctx.where is not None:
             where = ctx.where
             place = (where.parameter, where.start, where.stop, where.transposed, where.bias)
-            return _gather_at_run_time(grad_weight, x, mask, *numbers, *place), grad_bias, *[None] * 6
-        if not layout.joint:
-            return _condition_at_run_time(grad_weight, x, mask, *numbers), None, *[None] * 6
-        bias = grad_weight.new_zeros(ctx.outputs) if grad_bias is None else grad_bias
-        both = _condition_both_at_run_time(grad_weight, bias, x, mask, *numbers)
-        parts = both[:-len(bias)].view_as(grad_weight), both[-len(bias):].view_as(bias)
-        return *parts, *[None] * 6
+            return _gather_at_run_time(grad_weight, r, mask, total, layer.number, *place), grad_bias, *[None] * 6
+        matrix = cast(layout.matrix(grad_weight, grad_bias, len(r)), r.dtype)
+        done = _condition_at_run_time(matrix if len(r) > 1 else matrix[None], r, mask, total, layer.number)
+        return *layout.parts(done if len(r) > 1 else done[0], grad_weight, grad_bias), *[None] * 6
 
 
 class _FunctionalCondition(_Condition):
@@ -161,6 +154,8 @@ def hand_out(weight: Tensor, transform: Callable[..., Tensor], number: int, *giv
 
 class _Transformed(torch.autograd.Function):
     """The weight of an embedding under another name."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(weight: Tensor, *rest: object) -> Tensor:
@@ -268,38 +263,63 @@ def _like_the_first(first: Tensor, *rest: object) -> Tensor:
     return torch.empty_like(first, memory_format=torch.contiguous_format)
 
 
+def _traced_rows(
+    x: Tensor, mask: Tensor | None, layout: Layout, gradient: Tensor, layer: ConditionedLayer
+) -> tuple[Float[Tensor, "groups rows in"], Tensor | None, int]:
+    """As `rows`, without a look at a value: rows, which of them count, and how many the layer multiplied."""
+    options = layer.run.options
+    x = cast(x, working_dtype(x.dtype))
+    # By name: the compiler of torch 2.9 cannot call an object.
+    view, positions = layout.arrange.view(x) if isinstance(layout.arrange, Patches) else layout.arrange(x)
+    places = view.shape[1 : 2 + positions]
+    total = math.prod(places)
+    mask = mask if mask is not None and mask.shape == places else None
+    if options.sharing == "reduce" and positions:
+        if mask is None and isinstance(layout.arrange, Patches):
+            view, _ = layout.arrange.average(x)
+        else:
+            view = average(view, positions, mask)
+        mask, positions, places = None, 0, view.shape[1:2]
+    if options.max_rows is not None and math.prod(places) > options.max_rows and mask is None:
+        drawn = _draw_at_run_time(gradient, math.prod(places), options.max_rows, layer.number)
+        view, positions = chosen(view, places, drawn), 0
+    r = view.reshape(view.shape[0], -1, math.prod(view.shape[2 + positions :]))
+    if layout.joint:
+        r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
+    return r, None if mask is None else mask.reshape(-1), total
+
+
+def _counted(r: Tensor, mask: Tensor | None, total: int, gradient: Tensor, run: Run) -> Rows:
+    """The rows that count, of all ranks where they condition together."""
+    run.enter_pass()
+    options = run.options
+    r = r if mask is None else gather(r, 0, options.max_rows, mask, run.seed)
+    if options.ranks is not None and options.when == "backward":
+        r = options.ranks.all_rows(r)
+    few = r.shape[-2] < r.shape[-1]
+    return Rows(r[0] if len(r) == 1 else r, total, in_difference=few, outputs=gradient.shape[-2])
+
+
 @operator
-def _condition_at_run_time(gradient: Tensor, x: Tensor, mask: Tensor | None, layer: int, layout: int, outputs: int) -> Tensor:
-    layer_of(layer).run.enter_pass()
-    use = Use(layer_of(layer), _LAYOUTS[layout], x, mask, False, outputs)
-    result = Alone(use).condition([gradient.contiguous()], None, [True])[0]
-    assert result is not None
-    return result
-
-
-def _condition_both_at_run_time(
-    gradient: Tensor, bias: Tensor, x: Tensor, mask: Tensor | None, layer: int, layout: int, outputs: int
-) -> Tensor:
-    layer_of(layer).run.enter_pass()
-    use = Use(layer_of(layer), _LAYOUTS[layout], x, mask, False, outputs)
-    parts = Alone(use).condition([gradient.contiguous(), bias], None, [True, True])
-    return torch.cat([part.reshape(-1) for part in parts if part is not None])
-
-
-_condition_both_at_run_time = operator(
-    _condition_both_at_run_time,
-    lambda gradient, bias, *rest: gradient.new_empty(gradient.numel() + bias.numel()),
-)
+def _condition_at_run_time(gradient: Tensor, r: Tensor, mask: Tensor | None, total: int, layer: int) -> Tensor:
+    found = layer_of(layer)
+    rows = _counted(r, mask, total, gradient, found.run)
+    (made,) = invert([rows], *found.run.damping_now())
+    if isinstance(made.failures, Tensor) or made.failures:
+        found.fell_back(made.failures)
+    matrix = gradient if rows.r.dim() == 3 else gradient[0]
+    (done,) = multiply([matrix], [made])
+    found.saw(rows, made.damping, gradient.shape[-2], lambda: matrix, done, own=False)
+    return cast(done.reshape(gradient.shape), gradient.dtype)
 
 
 @operator
 def _gather_at_run_time(
     gradient: Tensor,
-    x: Tensor,
+    r: Tensor,
     mask: Tensor | None,
+    total: int,
     layer: int,
-    layout: int,
-    outputs: int,
     parameter: str,
     start: int,
     stop: int,
@@ -308,9 +328,19 @@ def _gather_at_run_time(
 ) -> Tensor:
     found = layer_of(layer)
     where = WeightSlice(parameter, start, stop, transposed=transposed, bias=bias)
-    use = Use(found, _LAYOUTS[layout], x, mask, False, outputs, where)
-    found.gather(where, rows([use])[0], gradient)
+    found.gather(where, _counted(r, mask, total, gradient, found.run), gradient)
     return gradient
+
+
+def _draw_at_run_time(gradient: Tensor, count: int, most: int, layer: int) -> Tensor:
+    run = layer_of(layer).run
+    run.enter_pass()
+    return permuted(count, most, int(run.seed), 0, gradient.device)
+
+
+_draw_at_run_time = operator(
+    _draw_at_run_time, lambda gradient, count, most, layer: gradient.new_empty(most, dtype=torch.long)
+)
 
 
 def _own_at_run_time(g: Tensor, a: Tensor, joint: bool, layer: int) -> Tensor:

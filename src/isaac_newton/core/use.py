@@ -13,7 +13,6 @@ from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.options import MOST_WAITING
 from isaac_newton.core.rows import Layout, rows
-from isaac_newton.math import equations
 
 __all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners"]
 
@@ -103,19 +102,7 @@ class Use:
 
     def saw(self, conditioner: Conditioner, plain: Callable[[], Tensor], conditioned: Tensor) -> None:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
-        layer, rows = self.layer, conditioner.rows
-        r = rows.r
-        layer.statistics.note_sizes(
-            layer.run.backward_passes,
-            rows.total,
-            r.shape[-2],
-            r.shape[-1],
-            self.outputs,
-            groups=len(r) if r.dim() == 3 else 1,
-            own_rows=self.own,
-        )
-        if layer.run.inspecting:
-            layer.inspect(lambda: equations.spectrum(r), conditioner.damping, plain(), conditioned)
+        self.layer.saw(conditioner.rows, conditioner.damping, self.outputs, plain, conditioned, own=self.own)
 
 
 def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditioner]:
