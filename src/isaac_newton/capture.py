@@ -159,7 +159,7 @@ def _end_failed_capture() -> None:
 
 
 class _DeviceNumbers:
-    """The dampings of one run, and the seed of its draws, in the device's memory: a graph reads them, we write between replays."""
+    """The dampings of one run and the seed of its draws, on the device: a graph reads them, we write between replays."""
 
     def __init__(self, run: Run, device: torch.device) -> None:
         self._run = weakref.ref(run)

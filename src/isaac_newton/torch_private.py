@@ -114,7 +114,7 @@ def has_backward_hooks(module: nn.Module) -> bool:
 
 
 def call(function: type[torch.autograd.Function], *args: object) -> Any:
-    """`function.apply(*args)` without what only torch.func needs: binding arguments by inspection takes longer than a product."""
+    """`function.apply(*args)` without what only torch.func needs: binding arguments takes longer than a product."""
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
@@ -125,7 +125,7 @@ def no_view(x: Tensor) -> Tensor:
 
 
 def convolution_gradients(g: Tensor, x: Tensor, weight: Tensor, how: tuple[Any, ...], wanted: list[bool]) -> Sequence[Tensor]:
-    """Gradients of a convolution's input and weight one by one; the public functions know neither groups of both nor layouts."""
+    """Gradients of a convolution's input and weight one by one. The public functions make a padded copy, or know no layout."""
     found: Sequence[Tensor] = _ATEN.convolution_backward(g, x, weight, None, *how, wanted)
     return found
 

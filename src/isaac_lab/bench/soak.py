@@ -31,7 +31,7 @@ from torch.nn import functional as F
 import isaac_newton as isaac
 from isaac_lab.bench import dense
 from isaac_lab.records import origin, write
-from isaac_newton import rows
+from isaac_newton.math import patches as rows
 
 __all__ = ["Report", "main", "soak"]
 

@@ -27,9 +27,7 @@ __all__ = ["Handle", "listed"]
 class Handle:
     """What `attach` returns: the report, the damping, `backward` for ζ, and the way back. Print it to see every layer."""
 
-    def __init__(
-        self, model: nn.Module, run: Run, sites: Mapping[str, ConditionedLayer], skipped: Mapping[str, str]
-    ) -> None:
+    def __init__(self, model: nn.Module, run: Run, sites: Mapping[str, ConditionedLayer], skipped: Mapping[str, str]) -> None:
         self._model = model
         self._run = run
         self._sites = dict(sites)

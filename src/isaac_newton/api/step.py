@@ -32,18 +32,13 @@ def condition_gradients(sites: Mapping[str, ConditionedLayer], only: Iterable[Te
     work: dict[tuple[str, WeightSlice], Moment] = {}
     for name, site in sites.items():
         for where, moment in site.moments.items():
-            if chosen is None or id(_module(site).get_parameter(where.parameter)) in chosen:
+            if chosen is None or id(site.module.get_parameter(where.parameter)) in chosen:
                 work[name, where] = moment
     ranks = next(iter(sites.values())).run.options.ranks
     if ranks is not None and ranks.count > 1:
         work = _over_ranks(work, sites, ranks)
     for (name, where), moment in work.items():
         _condition(where, moment, sites[name])
-
-
-def _module(site: ConditionedLayer) -> nn.Module:
-    assert site.module is not None
-    return site.module
 
 
 def _over_ranks(
@@ -56,7 +51,7 @@ def _over_ranks(
         moment = result[name, where] = sites[name].moments.setdefault(where, Moment())
         moment.form, moment.announced = form, True
         if sites[name].gathers(where):
-            moment.sum_over(ranks, _module(sites[name]).get_parameter(where.parameter).device)
+            moment.sum_over(ranks, sites[name].module.get_parameter(where.parameter).device)
     return result
 
 
@@ -77,7 +72,7 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
             (done,) = multiply([matrix[0] if len(matrix) == 1 else matrix], [made])
             return done if done.dim() == 3 else done[None]
 
-        _rewrite(_module(site), where, by_rows, inspect=inspect)
+        _rewrite(site.module, where, by_rows, inspect=inspect)
     else:
         _renew(moment, site)
         conditioner = moment.conditioner
@@ -86,7 +81,7 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
                 values = functools.partial(_eigenvalues, conditioner, moment.damping, options.power)
                 inspect = functools.partial(site.inspect, values, moment.damping)
             times = functools.partial(_times, conditioner)
-            _rewrite(_module(site), where, times, diagonal=conditioner, inspect=inspect)
+            _rewrite(site.module, where, times, diagonal=conditioner, inspect=inspect)
     moment.clear()
     if options.refresh == 1:
         moment.conditioner = None

@@ -169,7 +169,7 @@ def multiply(
     if together:
         from isaac_newton.kernels.subtract import subtract
 
-        multiplied = [one for n in together if (one := by[n].multiplied) is not None]
+        multiplied = [product for n in together if (product := by[n].multiplied) is not None]
         done = subtract([gradients[n] for n in together], [by[n].rows.r for n in together], multiplied, in_place=in_place)
         for number, result in zip(together, done, strict=True):
             results[number] = result
@@ -202,7 +202,10 @@ def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> T
     gradient = cast(gradient, dtype)
     with cpu.unrounded(r) if has_values(r) else cpu.NOTHING:
         seen = gradient @ r.mT
-        seen, r = (seen, multiplied) if multiplied is not None else (seen @ inverse, r)
+        if multiplied is not None:
+            r = multiplied
+        elif inverse is not None:
+            seen = seen @ inverse
         if r.dim() == 3:
             return torch.baddbmm(gradient, seen, r, alpha=-1)
         return torch.addmm(gradient, seen, r, alpha=-1, out=gradient if in_place else None)

@@ -1,7 +1,7 @@
 """Where ζ* or ζ takes the place of a weight's gradient: two autograd Functions, and `apply`, where every adapter ends.
 
-`_Weights` hands weights out under other names and conditions what comes back, before autograd shows it to anybody. `_Layer` is a
-layer whose backward pass is ours: a linear layer with fewer rows than features, ζ, and captured steps.
+`_Weights` hands weights out under other names and conditions what comes back, before autograd shows it to anybody. `_Layer` is
+a layer whose backward pass is ours: a linear layer all of whose rows feed its conditioner, ζ, and captured steps.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR, Operation
 from isaac_newton.core.outputs import condition_outputs, output_conditioner
 from isaac_newton.core.rows import Arrange, Layout, as_rows, cast, rows, sequence
-from isaac_newton.core.use import Alone, Use, conditioners
+from isaac_newton.core.use import Alone, Use, conditioners, has_own_form
 from isaac_newton.kernels import streams
 from isaac_newton.torch_private import full_precision
 
@@ -28,7 +28,6 @@ __all__ = ["apply", "condition", "hand_out"]
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 #: In a captured step so many uses start together: each branch that leaves the main chain takes time there.
 _TOGETHER = 8
-_PRECISE = (torch.float32, torch.float64)
 
 
 class _Conditions(Protocol):
@@ -144,7 +143,8 @@ def _give_to_graph(use: Use, output: Tensor) -> None:
     base = torch_private.base(output)
     node = (output if base is None or base.grad_fn is None else base).grad_fn
     if node is not None:
-        node.metadata[Use] = use
+        owned: Any = node.metadata
+        owned[Use] = use
 
 
 def _use_of(
@@ -158,32 +158,10 @@ def _use_of(
 ) -> Use:
     """One call of a layer."""
     run, joint = layer.run, is_joint(bias, layer)
-    own = operation is LINEAR and _has_own_form(x, layer, arrange)
+    own = operation is LINEAR and has_own_form(x, layer, arrange)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
     return Use(layer, Layout(arrange, transposed, joint), x, run.mask, own, outputs, where)
-
-
-def _has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
-    """Whether every row feeds the conditioner, so that it can stand between g and a; ζ needs that."""
-    if x.is_nested or x.layout is not torch.strided:
-        kind = "nested" if x.is_nested else "sparse"
-        raise TypeError(
-            f"layer {layer.name!r} received a {kind} tensor, and conditioners are made of dense rows: give it a dense one, or "
-            "leave the layer out with layers="
-        )
-    run, options = layer.run, layer.run.options
-    if run.mask is not None or options.when == "step" or options.ranks is not None or run.row_observer is not None:
-        return False
-    features = x.shape[-1]
-    count = x.numel() // max(features, 1)
-    if run.conditions_outputs:
-        return True
-    every = options.sharing == "expand" or (x.dim() <= 2 and arrange is sequence)
-    if not every or (options.max_rows is not None and count > options.max_rows):
-        return False
-    # With more rows than features nothing is saved, but digits are: conditioned rows are rounded once, after the product.
-    return count < features or (x.dtype in _PRECISE and not torch_private.is_autocast_on())
 
 
 def _takes_apart(operation: Forward, use: Use) -> bool:
@@ -209,7 +187,7 @@ def _can_share(layer: ConditionedLayer, use: Use, weight: Tensor) -> bool:
         and run.capture is None
         and not torch_private.saves_elsewhere()
         and not torch_private.differentiates_forward()
-        and (layer.module is None or not torch_private.has_backward_hooks(layer.module))
+        and not torch_private.has_backward_hooks(layer.module)
     )
 
 
@@ -262,8 +240,8 @@ def begin_all(use: Use) -> None:
     together = together if use in together else [use, *together]
     run.waiting.clear()
     with streams.beside(run, *(each.input for each in together)):
-        for each, each.made in zip(together, conditioners(together, early=True), strict=True):
-            pass
+        for each, made in zip(together, conditioners(together, early=True), strict=True):
+            each.made = made
 
 
 def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -368,9 +346,7 @@ def _conditioned_again(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
     return name
 
 
-def _own_gradients(
-    use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bool
-) -> tuple[Tensor, Tensor | None]:
+def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bool) -> tuple[Tensor, Tensor | None]:
     """ζ* or ζ of a linear layer, and the gradient of its bias where that is conditioned jointly."""
     use.kept = x
     if use.layout.joint and not joint:

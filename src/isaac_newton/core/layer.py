@@ -51,7 +51,7 @@ class ConditionedLayer:
     ) -> None:
         self.name = name
         self.run = run
-        self.module = module
+        self._module = module
         self.adapter = adapter
         self.parts = dict(parts or {})
         self.statistics = Statistics()
@@ -62,6 +62,13 @@ class ConditionedLayer:
         self._identities: dict[str, int] | None = self._find_identities()
         self._versions: dict[str, int] = {}
         self._enroll()
+
+    @property
+    def module(self) -> nn.Module:
+        """The layer itself."""
+        if self._module is None:
+            raise TypeError("when='step' needs a layer that was attached with isaac_newton.attach")
+        return self._module
 
     def _enroll(self) -> None:
         self.number = next(_NUMBERS)
@@ -78,7 +85,6 @@ class ConditionedLayer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned in training mode, the original one otherwise."""
         module, adapter = self.module, self.adapter
-        assert module is not None
         assert adapter is not None
         if module.training and torch.is_grad_enabled():
             return adapter(module, self, *args, **kwargs)
@@ -126,8 +132,6 @@ class ConditionedLayer:
         """With `when="step"`: which parameter of the layer this weight is, or is some rows of."""
         if self.run.options.when != "step":
             return None
-        if self.module is None:
-            raise TypeError("when='step' needs a layer that was attached with isaac_newton.attach")
         name, start, stop = _find(self.module, weight)
         bias_name = None if bias is None else _find(self.module, bias)[0]
         return WeightSlice(name, start, stop, transposed=transposed, bias=bias_name)
@@ -167,12 +171,11 @@ class ConditionedLayer:
 
         Under FSDP2 the optimizer holds others, and gradients wait in places of its own.
         """
-        parameters = () if self.module is None else self.module.named_parameters()
+        parameters = () if self._module is None else self._module.named_parameters()
         return {name: id(parameter) for name, parameter in parameters if not is_sharded(parameter)}
 
     def _is_empty(self, where: WeightSlice) -> bool:
         """Whether surely no gradient was accumulated since the last step: there is none, or it was set to zero."""
-        assert self.module is not None
         parameter = self.module.get_parameter(where.parameter)
         self._identities = self._find_identities() if self._identities is None else self._identities
         if id(parameter) != self._identities.get(where.parameter):
@@ -186,7 +189,6 @@ class ConditionedLayer:
 
     def _leave(self, where: WeightSlice) -> None:
         """A backward pass is over: remember how it leaves the gradient."""
-        assert self.module is not None
         gradient = self.module.get_parameter(where.parameter).grad
         self._versions[where.parameter] = -1 if gradient is None else torch_private.version(gradient)
 

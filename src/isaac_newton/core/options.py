@@ -18,7 +18,20 @@ if TYPE_CHECKING:
     from isaac_newton.core.use import Use
     from isaac_newton.kernels.streams import Capture
 
-__all__ = ["LIVE", "BiasMode", "Options", "OutputCurvature", "OutputDamping", "Run", "Sharing", "When", "check_choice", "check_count", "is_kfac"]
+__all__ = [
+    "LIVE",
+    "BiasMode",
+    "Options",
+    "OutputCurvature",
+    "OutputDamping",
+    "Run",
+    "Sharing",
+    "When",
+    "check_choice",
+    "check_count",
+    "draw_seed",
+    "is_kfac",
+]
 
 BiasMode: TypeAlias = Literal["plain", "joint"]
 OutputCurvature: TypeAlias = Literal["sampled", "exact", "empirical"]

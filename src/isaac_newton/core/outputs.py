@@ -13,7 +13,7 @@ __all__ = ["condition_outputs", "output_conditioner", "output_rows"]
 
 
 def condition_outputs(use: Use, g: Tensor) -> Tensor:
-    """g (I + ḡᵀḡ/(bλ_g))⁻¹."""
+    """G (I + ḡᵀḡ/(bλ_g))⁻¹."""
     made = use.output if use.output is not None else output_conditioner(use, g)
     use.gbar = use.output = None
     (wide,) = multiply([cast(g, working_dtype(g.dtype))], [made])

@@ -150,12 +150,13 @@ def _lane(use: "Use") -> str:
         return "own"
     if not kernels.can_group(x):
         return "torch"
-    if use.layout.arrange is sequence:
-        if options.sharing == "reduce" and x.dim() == 3:
-            return "means" if options.max_rows is None or len(x) <= options.max_rows else "torch"
-        drawn = options.sharing == "expand" and options.max_rows is not None and use.mask is None
-        return "drawn" if drawn and x.dim() > 1 and x.is_contiguous() and x.numel() > options.max_rows * x.shape[-1] else "torch"  # type: ignore[operator]
-    return _lane_of_patches(use, x)
+    if use.layout.arrange is not sequence:
+        return _lane_of_patches(use, x)
+    most = options.max_rows
+    if options.sharing == "reduce":
+        return "means" if x.dim() == 3 and (most is None or len(x) <= most) else "torch"
+    drawn = most is not None and x.numel() > most * x.shape[-1] and use.mask is None
+    return "drawn" if drawn and x.dim() > 1 and x.is_contiguous() else "torch"
 
 
 def _lane_of_patches(use: "Use", x: Tensor) -> str:
@@ -330,5 +331,3 @@ def average(view: Tensor, positions: int, mask: Tensor | None) -> Tensor:
     counts = mask.reshape(1, *mask.shape, *[1] * (view.dim() - 2 - positions))
     # A sample without a position that counts has the row 0, which conditions nothing.
     return view.masked_fill(~counts, 0).sum(dims, dtype=dtype) / counts.sum(dims).clamp_min(1)
-
-

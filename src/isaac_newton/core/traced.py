@@ -1,9 +1,9 @@
 """What `torch.compile` and `torch.func` see of a conditioned layer.
 
-Rows are traced. A trace would keep the damping, the drawn rows and the precision of the day it was made, so that compiled code has
-one operator for the rest, which runs what eager code runs, on a list of one: today's damping and schedules, fallbacks,
-statistics, ranks. It breaks no graph. Operators take numbers and tensors only, so that a layer is named by its number. In torch.func
-the same stages run on torch's own operations.
+Rows are traced. A trace would keep the damping, the draw and the precision of the day it was made, so compiled code has one
+operator for the rest. It runs what eager code runs, on a list of one: today's damping and schedules, fallbacks, statistics,
+ranks. It breaks no graph. Operators take numbers and tensors only, so a layer is named by its number. In torch.func the same
+stages run on torch's own operations.
 """
 
 import math
@@ -23,7 +23,7 @@ from isaac_newton.core.operations import LINEAR
 from isaac_newton.core.options import Run
 from isaac_newton.core.outputs import condition_outputs
 from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, gather, sequence, working_dtype
-from isaac_newton.core.use import Use, conditioners
+from isaac_newton.core.use import Use, conditioners, has_own_form
 from isaac_newton.kernels.permutation import permuted
 from isaac_newton.math.patches import Patches
 
@@ -31,6 +31,7 @@ __all__ = ["apply", "condition", "hand_out", "is_traced", "operator", "tangent_o
 
 # A replayed CUDA graph would not ask again: the compiler keeps these operators out of them.
 _TAGS = [torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []
+
 
 def is_traced() -> bool:
     """Whether torch.compile or torch.func is watching: tensors have no values to look at, and no identity."""
@@ -48,14 +49,14 @@ def apply(
 ) -> Tensor:
     """As `gradient.apply`."""
     run = layer.run
-    if operation is LINEAR and _conditions(weight) and _takes_every_row(layer):
+    if operation is LINEAR and _conditions(weight) and has_own_form(x, layer, arrange):
         if run.needs_extra_pass and torch.compiler.is_compiling():
             from isaac_newton.core import uncompiled  # importing the compiler takes a second, and here it is there
 
             outside: Tensor = uncompiled.apply(operation, x, weight, bias, layer, arrange)
             return outside
         function = _TracedLinear if torch.compiler.is_compiling() else _FunctionalLinear
-        output: Tensor = function.apply(x, weight, bias, layer)
+        output: Tensor = _applied(function, x, weight, bias, layer)
         return output
     return operation(x, *condition(weight, bias, x, layer, arrange, transposed))
 
@@ -74,8 +75,12 @@ def condition(
     where = layer.slice(weight, transposed=transposed, bias=joint)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     function = _Condition if torch.compiler.is_compiling() else _FunctionalCondition
-    names = function.apply(weight, joint, x, layer.run.mask, layer, layout, where, outputs)
+    names = _applied(function, weight, joint, x, layer.run.mask, layer, layout, where, outputs)
     return names[0], bias if joint is None else names[1]
+
+
+def _applied(function: type[torch.autograd.Function], *args: object) -> Any:
+    return function.apply(*args)
 
 
 def _conditions(weight: Tensor) -> bool:
@@ -93,13 +98,6 @@ def _leave_graphs_of_torch_func() -> None:
             "torch.func inside of torch.compile does not say which weights need gradients: compile without fullgraph, so "
             "that torch.func runs outside of the graph"
         )
-
-
-def _takes_every_row(layer: ConditionedLayer) -> bool:
-    """Whether the rows of the input are those of the conditioner: then it can stand between g and a."""
-    run, options = layer.run, layer.run.options
-    every = options.sharing == "expand" and options.max_rows is None and run.mask is None
-    return every and options.when == "backward" and options.ranks is None
 
 
 class _Condition(torch.autograd.Function):
@@ -148,7 +146,7 @@ def hand_out(weight: Tensor, transform: Callable[..., Tensor], number: int, *giv
     """The weight under another name: what comes back goes through `transform`, with what is given and the layer's number."""
     if not _conditions(weight):
         return weight
-    name: Tensor = _Transformed.apply(weight, transform, number, *given)
+    name: Tensor = _applied(_Transformed, weight, transform, number, *given)
     return name
 
 
@@ -338,9 +336,7 @@ def _draw_at_run_time(gradient: Tensor, count: int, most: int, layer: int) -> Te
     return permuted(count, most, int(run.seed), 0, gradient.device)
 
 
-_draw_at_run_time = operator(
-    _draw_at_run_time, lambda gradient, count, most, layer: gradient.new_empty(most, dtype=torch.long)
-)
+_draw_at_run_time = operator(_draw_at_run_time, lambda gradient, count, most, layer: gradient.new_empty(most, dtype=torch.long))
 
 
 def _own_at_run_time(g: Tensor, a: Tensor, joint: bool, layer: int) -> Tensor:

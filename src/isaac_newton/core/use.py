@@ -12,9 +12,9 @@ from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.options import MOST_WAITING
-from isaac_newton.core.rows import Layout, rows
+from isaac_newton.core.rows import Arrange, Layout, rows, sequence
 
-__all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners"]
+__all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form"]
 
 #: So many neighbouring weights have one node of the graph between them.
 BUCKET = 16
@@ -121,13 +121,34 @@ def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditione
     return [by_key[key] for key in keys]
 
 
+def has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
+    """Whether every row of a linear layer feeds its conditioner, so that this can stand between g and a; ζ needs that.
+
+    It saves a product where rows are fewer than features. Else it saves digits: conditioned rows are rounded once, after it.
+    """
+    if x.is_nested or x.layout is not torch.strided:
+        kind = "nested" if x.is_nested else "sparse"
+        raise TypeError(
+            f"layer {layer.name!r} received a {kind} tensor, and conditioners are made of dense rows: give it a dense one, or "
+            "leave the layer out with layers="
+        )
+    run, options = layer.run, layer.run.options
+    if run.mask is not None or options.when == "step" or options.ranks is not None or run.row_observer is not None:
+        return False
+    if options.max_rows is not None and x.numel() > options.max_rows * x.shape[-1]:
+        return False
+    return options.sharing == "expand" or (x.dim() <= 2 and arrange is sequence)
+
+
 class Alone:
     """One weight under another name, and with it the bias where that is conditioned jointly: a bucket of one."""
 
     def __init__(self, use: Use) -> None:
         self.use = use
 
-    def condition(self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]) -> list[Tensor | None]:
+    def condition(
+        self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
         """Multiply the gradients, or with `when="step"` gather the rows."""
         use, weight = self.use, gradients[0]
         bias = gradients[1] if len(gradients) > 1 else None
@@ -159,7 +180,9 @@ class Opening:
     def __init__(self, size: int) -> None:
         self.uses: list[weakref.ref[Use] | None] = [None] * size
 
-    def condition(self, gradients: Sequence[Tensor | None], saved: None, wanted: Sequence[bool]) -> list[Tensor | None]:
+    def condition(
+        self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
         """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
         result: list[Tensor | None] = [None] * len(gradients)
         numbers, uses, plain, passed = [], [], [], False
@@ -234,7 +257,9 @@ class Bucket:
         if name is None or name.data_ptr() != weight.data_ptr():
             live = [each.requires_grad for each in self.weights]
             self._opening = Opening(sum(live))
-            names = iter(open_node(self._opening, None, *(each for each, needs in zip(self.weights, live, strict=True) if needs)))
+            names = iter(
+                open_node(self._opening, None, *(each for each, needs in zip(self.weights, live, strict=True) if needs))
+            )
             self._names = [next(names) if needs else None for needs in live]
             self._places = [sum(live[:position]) for position in range(len(live))]
             name = self._names[number]

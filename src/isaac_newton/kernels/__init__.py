@@ -20,9 +20,9 @@ def can_group(x: Tensor) -> bool:
 
 def is_differentiable(*tensors: Tensor) -> bool:
     """Whether torch, its compiler or torch.func has to see what is done with these."""
-    if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors]):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return True
-    return not all([has_values(tensor) for tensor in tensors])
+    return not all(map(has_values, tensors))
 
 
 @functools.cache

@@ -26,9 +26,7 @@ __all__: list[str] = []
 def _conv(layer: Any, site: ConditionedLayer, input: Tensor) -> Tensor:
     # In the order in which the gradient lies in memory, nothing has to be copied; at a step it is read in torch's own.
     inner = site.run.options.when == "backward" and is_channels_last(layer.weight)
-    patches = Patches(
-        layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner
-    )
+    patches = Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner)
     zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str) and input.dim() == layer.weight.dim()
     # In a captured step the gradients of a plain convolution are formed one by one.
     apart = zeros and site.run.capture is not None

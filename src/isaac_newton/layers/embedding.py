@@ -1,7 +1,7 @@
 r"""Embeddings: linear in one-hot rows, so the inverse is known without a factorization.
 
 With one-hot rows $a^\top a$ is diagonal and holds the counts of the tokens: ζ* divides the gradient of token $v$ by $1 +
-c_v / (bλ)$. The rows of an `EmbeddingBag` hold several ones, and of its gradient only the tokens that were there are multiplied.
+c_v / (bλ)$. The rows of an `EmbeddingBag` hold several ones, and of its gradient the tokens that were there are multiplied.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,9 @@ class _Tokens:
     def __init__(self, transform: Transform, given: Sequence[Tensor | None], layer: ConditionedLayer) -> None:
         self._transform, self._given, self._layer = transform, given, layer
 
-    def condition(self, gradients: Sequence[Tensor | None], saved: None, wanted: Sequence[bool]) -> list[Tensor | None]:
+    def condition(
+        self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
         """The conditioned gradient."""
         if gradients[0] is None or not wanted[0]:
             return list(gradients)
@@ -42,7 +44,9 @@ class _Tokens:
             return [self._transform(gradients[0], *self._given, self._layer)]
 
 
-def _name_of(weight: Tensor, layer: ConditionedLayer, transform: Transform, at_run_time: Transform, *given: Tensor | None) -> Tensor:
+def _name_of(
+    weight: Tensor, layer: ConditionedLayer, transform: Transform, at_run_time: Transform, *given: Tensor | None
+) -> Tensor:
     """The weight under another name, for one call."""
     if torch.compiler.is_compiling():
         return traced.hand_out(weight, at_run_time, layer.number, *given)
@@ -173,7 +177,7 @@ def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor |
     (made,) = invert([Rows(r, len(r), in_difference=r.shape[0] < r.shape[1])], strength, relative)
     if isinstance(made.failures, Tensor) or made.failures:
         site.fell_back(made.failures)
-    site.statistics.note_sizes(run.backward_passes, len(r), *r.shape, layer.embedding_dim, own_rows=False)
+    site.statistics.note_sizes(run.backward_passes, len(r), len(r), r.shape[1], layer.embedding_dim, own_rows=False)
     (conditioned,) = multiply([plain], [made])
     if run.inspecting:
         site.inspect(lambda: equations.spectrum(r), made.damping, plain, conditioned)

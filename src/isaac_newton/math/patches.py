@@ -103,6 +103,7 @@ class Patches:
         return (size + sum(margin) - self.dilation[dim] * (self.kernel[dim] - 1) - 1) // self.stride[dim] + 1
 
     def batched(self, x: Tensor) -> Tensor:
+        """With a dimension of samples: an input without is one sample."""
         return x if x.dim() == len(self.kernel) + 2 else x[None]
 
     def margins(self) -> list[tuple[int, int]]:
@@ -191,5 +192,3 @@ def _sums_at_once(x: Float[Tensor, "samples channels ..."], sizes: tuple[_Size, 
     # On a CPU a product of few rows takes a third of the time of one of few columns.
     sums = torch.mm(x, taps, **more) if on_gpu else torch.mm(taps.mT, x.mT).mT
     return sums.reshape(samples, channels, taps.shape[1])
-
-
