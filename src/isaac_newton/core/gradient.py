@@ -204,7 +204,7 @@ def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
     run = use.layer.run
     if run.capture is not None:
         run.capture.uses.update([id(weight), id(bias)])
-        with full_precision(use.input):
+        with full_precision(use.input), torch.no_grad():
             _begin(use)
     elif torch_private.saves_elsewhere():
         use.kept = None  # autograd saves it, as whoever hooks it wants
