@@ -28,6 +28,8 @@ __all__ = ["apply", "condition", "hand_out"]
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 #: In a captured step so many uses start together: each branch that leaves the main chain takes time there.
 _TOGETHER = 8
+#: The most frequent one.
+_SEQUENCE = Layout(sequence)
 
 
 class _Conditions(Protocol):
@@ -161,7 +163,9 @@ def _use_of(
     own = operation is LINEAR and has_own_form(x, layer, arrange)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
-    return Use(layer, Layout(arrange, transposed, joint), x, run.mask, own, outputs, where)
+    plain = arrange is sequence and not (transposed or joint)
+    layout = _SEQUENCE if plain else Layout(arrange, transposed, joint)
+    return Use(layer, layout, x, run.mask, own, outputs, where)
 
 
 def _takes_apart(operation: Forward, use: Use) -> bool:

@@ -128,18 +128,24 @@ class Layout:
 
 def rows(uses: Sequence["Use"]) -> list[Rows]:
     """Stage 1: the rows of each use. On a GPU all means are one launch or a few, and so are all draws."""
-    found: list[Rows | None] = [None] * len(uses)
-    lanes: dict[str, list[int]] = {}
-    for number, use in enumerate(uses):
-        lanes.setdefault(_lane(use), []).append(number)
-    for lane, numbers in lanes.items():
-        results = _LANES[lane]([uses[number] for number in numbers])
-        for number, result in zip(numbers, results, strict=True):
-            use = uses[number]
-            result = _with_ones(result) if use.layout.joint else result
-            few = not use.own and result.r.shape[-2] < result.r.shape[-1]
-            found[number] = result._replace(in_difference=few, outputs=use.outputs)
-    return found  # type: ignore[return-value]
+    lanes = [_lane(use) for use in uses]
+    if len(set(lanes)) == 1:
+        results = _LANES[lanes[0]](uses)
+    else:
+        found: dict[int, Rows] = {}
+        for lane in dict.fromkeys(lanes):
+            numbers = [number for number, other in enumerate(lanes) if other == lane]
+            found.update(zip(numbers, _LANES[lane]([uses[number] for number in numbers]), strict=True))
+        results = [found[number] for number in range(len(uses))]
+    return [_finished(use, result) for use, result in zip(uses, results, strict=True)]
+
+
+def _finished(use: "Use", rows: Rows) -> Rows:
+    """With the column of a joint bias, and what the next stages need to know."""
+    if use.layout.joint:
+        rows = _with_ones(rows)
+    in_difference = not use.own and rows.r.shape[-2] < rows.r.shape[-1]
+    return Rows(rows.r, rows.total, rows.counted, in_difference, use.outputs)
 
 
 def _lane(use: "Use") -> str:
