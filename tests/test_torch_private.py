@@ -128,7 +128,7 @@ def test_versions_bases_and_sparse_parts() -> None:
     assert torch_private.version(x) == before + 1
     assert torch_private.base(x) is None
     assert torch_private.base(x[1:]) is x
-    sparse = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,))
+    sparse = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), check_invariants=True)
     values, indices = torch_private.sparse_parts(sparse)
     assert (values.tolist(), indices.tolist()) == ([1.0, 2.0], [[0, 0]])
 
