@@ -195,8 +195,8 @@ def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> T
     # so that these are not rounded, whatever torch may do to products (TF32).
     dtype = r.dtype if inverse is None else inverse.dtype
     r = cast(r, dtype)
-    if gradient.dtype is not dtype and gradient.device.type == "cpu" and not kernels.is_differentiable(gradient, r):
-        assert inverse is not None
+    wider = dtype is torch.float64 and gradient.dtype is not dtype
+    if wider and inverse is not None and gradient.device.type == "cpu" and not kernels.is_differentiable(gradient, r):
         return cpu.subtract(gradient, r, inverse)
     in_place = in_place and gradient.dtype is dtype and gradient.is_contiguous()
     gradient = cast(gradient, dtype)

@@ -3,7 +3,7 @@
 import math
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -15,6 +15,7 @@ from isaac_newton.core.distributed import Ranks
 from isaac_newton.math.damping import Damping, check, number
 
 if TYPE_CHECKING:
+    from isaac_newton.core.conditioner import Conditioner
     from isaac_newton.core.use import Use
     from isaac_newton.kernels.streams import Capture
 
@@ -116,6 +117,7 @@ class Run:
             the mean over as many terms as the layer has rows.
         capture: Set while a step is captured into a CUDA graph.
         waiting: Uses whose conditioners nobody has asked for yet; their graphs own them.
+        made: With `process_group`, the conditioners of this pass and their inputs.
         alone: Whether weights have a node of their own from now on (see `use.Opening`).
     """
 
@@ -133,6 +135,7 @@ class Run:
     capture: "Capture | None" = None
     waiting: "list[weakref.ref[Use]]" = field(default_factory=list, repr=False)
     alone: bool = False
+    made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
     _warned: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
 
@@ -145,7 +148,7 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        return {**self.__dict__, "waiting": [], "bound": False, "_pass": -1}
+        return {**self.__dict__, "waiting": [], "made": {}, "bound": False, "_pass": -1}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

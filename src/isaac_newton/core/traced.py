@@ -333,7 +333,8 @@ def _gather_at_run_time(
 def _draw_at_run_time(gradient: Tensor, count: int, most: int, layer: int) -> Tensor:
     run = layer_of(layer).run
     run.enter_pass()
-    return permuted(count, most, int(run.seed), 0, gradient.device)
+    # What an operator returns is its own.
+    return permuted(count, most, int(run.seed), 0, gradient.device).clone()
 
 
 _draw_at_run_time = operator(_draw_at_run_time, lambda gradient, count, most, layer: gradient.new_empty(most, dtype=torch.long))

@@ -86,6 +86,9 @@ class Use:
 
     def compute(self, now: int) -> None:
         """The conditioners of all that wait on this device and stream, in one go."""
+        if self.layer.run.options.ranks is not None:
+            self.made, self.made_in = self._made_with_ranks(), now
+            return
         waiting, together, others = self.layer.run.waiting, [], []
         for reference in waiting:
             use = reference()
@@ -99,6 +102,16 @@ class Use:
         together = together if self in together else [self, *together]
         for use, made in zip(together, conditioners(together), strict=True):
             use.made, use.made_in = made, now
+
+    def _made_with_ranks(self) -> Conditioner:
+        """Rows of all ranks are gathered once for each input, when its first layer asks, and kept until the pass ends."""
+        made = self.layer.run.made
+        if not made:
+            torch_private.after_backward(made.clear)
+        if self.key not in made:
+            # With the input, so that no other one takes its identity meanwhile.
+            made[self.key] = conditioners([self])[0], self.input
+        return made[self.key][0]
 
     def saw(self, conditioner: Conditioner, plain: Callable[[], Tensor], conditioned: Tensor) -> None:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""

@@ -5,6 +5,8 @@ network): that can be undone, so that different numbers stay different. Numbers 
 are not. So the first k numbers are k rows without repetition, each set of rows alike likely, for a random seed.
 """
 
+import functools
+
 import torch
 from jaxtyping import Int64
 from torch import Tensor
@@ -31,8 +33,9 @@ def folded(seed: int) -> int:
     return (seed ^ (seed >> 32)) & WORD
 
 
+@functools.lru_cache(maxsize=16)
 def permuted(total: int, count: int, seed: int, number: int, device: torch.device | str) -> Int64[Tensor, " count"]:
-    """The first numbers of a permutation of those below `total`.
+    """The first numbers of a permutation of those below `total`. Layers of one size share a draw: do not write to it.
 
     Args:
         total: How many there are.
