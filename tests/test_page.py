@@ -302,10 +302,10 @@ def test_without_records_the_page_names_the_commands_that_make_them(tmp_path: Pa
         "bench table2",
         "reproduce tab1",
         "reproduce fig6",
-        "compatibility",
     )
     for command in commands:
         assert f"no record yet. This makes one: isaac-newton {command}" in text
+    assert "no record yet. This makes one: python tests/compatibility.py" in text
 
 
 def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

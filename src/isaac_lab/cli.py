@@ -21,7 +21,6 @@ except ModuleNotFoundError as error:
 
 from isaac_lab.commands import data
 from isaac_lab.commands.claims import claims
-from isaac_lab.commands.compatibility import compatibility
 from isaac_lab.commands.race import race
 from isaac_lab.commands.report import report
 from isaac_lab.commands.reproduce import reproduce
@@ -42,7 +41,6 @@ app.command()(claims)
 app.command()(race)
 app.command()(report)
 app.command("scaling")(scaling_on_paper)
-app.command()(compatibility)
 
 
 def main() -> None:

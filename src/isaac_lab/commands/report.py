@@ -15,7 +15,7 @@ __all__ = ["report"]
 def report(
     out: Annotated[Path, typer.Option(help="The page; one file that needs no network.")] = Path("out/report.html"),
     results: Annotated[Path, typer.Option(help="Folder with the records: bench, race, reproduce.")] = Path("results"),
-    compatibility: Annotated[Path, typer.Option(help="The page that isaac-newton compatibility wrote.")] = Path(
+    compatibility: Annotated[Path, typer.Option(help="The page that python tests/compatibility.py wrote.")] = Path(
         "docs/compatibility.md"
     ),
 ) -> None:

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes down how each test ended and which promises it shows: `pytest -p isaac_lab.report.outcomes`.
+"""A pytest plugin that writes down how each test ended and which promises it shows: `pytest -p outcomes`.
 
 A promise is a mark, `@pytest.mark.conformance(area, promise, notes)`. The file is named by `--outcomes`.
 """

@@ -1,118 +1,37 @@
-"""Thousands of steps with everything that goes wrong in training: no crash, no silently wrong gradient, no growing memory.
+"""One small model, trained with everything that goes wrong in training; its gradients are compared with `dense`."""
 
-`python -m isaac_lab.bench.soak --steps 20000` draws small models of every layer type with random shapes, options and dampings
-from 1e-6 to 1e6, and trains each for a few steps. Batches of one row, zeros, NaN and infinity, factorizations that fail,
-accumulation, skipped steps, copies and resumes come at random. A sample of the gradients is compared with `bench.dense`.
-"""
-
-import argparse
 import contextlib
 import copy
-import gc
 import math
 import random
-import subprocess
-import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import dense
 import torch
-from rich.console import Console
-from rich.progress import Progress
+from models import MODELS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isaac_newton as isaac
-from isaac_lab.bench import dense
-from isaac_lab.records import origin, write
-from isaac_newton import rows
 
-__all__ = ["Report", "main", "soak"]
+__all__ = ["TOLERANCE", "Run"]
 
 #: How far a gradient may be from the reference: of its own norm and, for what rounding the plain gradient does, of that one's.
 TOLERANCE = {torch.float32: (1e-4, 2e-6), torch.float64: (1e-5, 1e-12)}
 
 
-@dataclass
-class Report:
-    """What happened."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    models: Counter[str] = field(default_factory=Counter)
-    events: Counter[str] = field(default_factory=Counter)
-    checked: Counter[str] = field(default_factory=Counter)
-    #: Largest error over what is allowed, by layer type; at most 1.
-    worst: dict[str, float] = field(default_factory=dict)
-    fallbacks: int = 0
-    warnings: int = 0
-    #: (step, resident MiB, tensors alive)
-    memory: list[tuple[int, float, int]] = field(default_factory=list)
-
-    @property
-    def growth(self) -> tuple[float, int]:
-        """MiB and tensors more at the end than after the first tenth."""
-        settled = self.memory[max(len(self.memory) // 10, 1)]
-        return self.memory[-1][1] - settled[1], self.memory[-1][2] - settled[2]
-
-    def take_note(self, steps: int, checkpoints: int = 40) -> None:
-        """Between two models, when nothing should be alive: what is."""
-        if self.steps >= len(self.memory) * steps / checkpoints:
-            self.memory.append((self.steps, _resident(), _tensors()))
-
-
-def soak(steps: int, *, seed: int = 0, tick: Callable[[int], object] = lambda step: None) -> Report:
-    """Run so many steps; raises at the first wrong gradient."""
-    report, started = Report(), time.perf_counter()
-    draw = random.Random(seed)
-    torch.manual_seed(seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        while report.steps < steps:
-            run = _Run(draw, report)
-            try:
-                for _ in range(min(draw.randint(5, 40), steps - report.steps)):
-                    run.step()
-                    report.steps += 1
-                    tick(report.steps)
-            except Exception as error:
-                raise RuntimeError(f"step {report.steps} of seed {seed}: {run}") from error
-            run.end()
-            del run
-            report.take_note(steps)
-    report.seconds = time.perf_counter() - started
-    return report
-
-
-def plain(steps: int, *, seed: int = 0) -> Report:
-    """As many steps of models as random without the library: what torch itself keeps for every new shape."""
-    report, draw = Report(), random.Random(seed)
-    torch.manual_seed(seed)
-    while report.steps < steps:
-        model, batch = _MODELS[draw.choice(list(_MODELS))](draw)
-        for _ in range(min(draw.randint(5, 40), steps - report.steps)):
-            for _ in range(draw.choice([1, 1, 1, 2, 3])):
-                model(batch(1 if draw.random() < 0.15 else draw.randint(2, 40))).square().mean().backward()
-            report.steps += 1
-        del model, batch
-        report.take_note(steps)
-    return report
-
-
-class _Run:
+class Run:
     """One model with one set of options, trained for some steps."""
 
-    def __init__(self, draw: random.Random, report: Report) -> None:
+    def __init__(self, draw: random.Random, report: Any) -> None:
         self.draw, self.report = draw, report
         self.kind = draw.choice(["mlp", "mlp", "sequence", "conv1", "conv2", "transposed", "embedding", "bag", "attention"])
         self.dtype = draw.choice([torch.float32, torch.float32, torch.float64])
-        self.model, self.batch = _MODELS[self.kind](draw)
+        self.model, self.batch = MODELS[self.kind](draw)
         self.model.to(self.dtype)
         self.options = self._options()
         self.handle = isaac.attach(self.model, **self.options)
@@ -408,134 +327,3 @@ def _failing(times: int) -> Iterator[None]:
 
     with mock.patch.object(torch.linalg, "cholesky_ex", failing):
         yield
-
-
-class _SelfAttention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.attention(x, x, x, need_weights=False)[0]
-        return output
-
-
-_Made = tuple[nn.Module, Callable[[int], Tensor]]
-
-
-def _mlp(draw: random.Random) -> _Made:
-    sizes = [draw.randint(1, 40) for _ in range(draw.randint(2, 4))]
-    layers: list[nn.Module] = []
-    for number in range(len(sizes) - 1):
-        layers += [nn.Linear(sizes[number], sizes[number + 1], bias=draw.random() < 0.8), nn.ReLU()]
-    return nn.Sequential(*layers[:-1]), lambda size: torch.randn(size, sizes[0])
-
-
-def _sequence(draw: random.Random) -> _Made:
-    model, batch = _mlp(draw)
-    return model, lambda size: torch.stack([batch(size) for _ in range(3)], dim=1)
-
-
-def _conv1(draw: random.Random) -> _Made:
-    groups, kernel = draw.choice([1, 1, 2]), draw.randint(1, 3)
-    channels = groups * draw.randint(1, 4)
-    layer = nn.Conv1d(channels, groups * draw.randint(1, 4), kernel, draw.randint(1, 2), draw.randint(0, 2), groups=groups)
-    return layer, lambda size: torch.randn(size, channels, 7)
-
-
-def _conv2(draw: random.Random) -> _Made:
-    groups = draw.choice([1, 1, 2])
-    channels, middle = groups * draw.randint(1, 3), 2 * draw.randint(1, 4)
-    first = nn.Conv2d(channels, middle, draw.randint(1, 3), draw.randint(1, 2), draw.randint(0, 2), groups=groups)
-    model = nn.Sequential(first, nn.ReLU(), nn.Conv2d(middle, 3, 1, bias=False))
-    return model, lambda size: torch.randn(size, channels, 5, 6)
-
-
-def _transposed(draw: random.Random) -> _Made:
-    groups = draw.choice([1, 1, 2])
-    channels = groups * draw.randint(1, 5)
-    layer = nn.ConvTranspose1d(channels, groups * draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 2), groups=groups)
-    return layer, lambda size: torch.randn(size, channels, 6)
-
-
-def _embedding(draw: random.Random) -> _Made:
-    tokens = draw.randint(2, 30)
-    return nn.Embedding(tokens, draw.randint(1, 6)), lambda size: torch.randint(tokens, (size, 5))
-
-
-def _bag(draw: random.Random) -> _Made:
-    tokens = draw.randint(2, 30)
-    return nn.EmbeddingBag(tokens, draw.randint(1, 6), mode="mean"), lambda size: torch.randint(tokens, (size, 4))
-
-
-def _attention(draw: random.Random) -> _Made:
-    heads = draw.choice([1, 2])
-    width = heads * draw.randint(1, 6)
-    return _SelfAttention(width, heads), lambda size: torch.randn(size, 5, width)
-
-
-_MODELS: dict[str, Callable[[random.Random], _Made]] = {
-    "mlp": _mlp,
-    "sequence": _sequence,
-    "conv1": _conv1,
-    "conv2": _conv2,
-    "transposed": _transposed,
-    "embedding": _embedding,
-    "bag": _bag,
-    "attention": _attention,
-}
-
-
-def _resident() -> float:
-    """MiB of this process in memory."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    return pages * 4096 / 2**20
-
-
-def _tensors() -> int:
-    """So many are alive."""
-    # Matrices of convolutions are kept on purpose, of the last 64 sizes: no more of them after any number of steps.
-    rows._TAPS.clear()
-    gc.collect()
-    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run, write the record, print a summary."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("results/robustness/soak.json"))
-    parser.add_argument("--plain", action="store_true", help="only measure the memory of as many steps without the library")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    if options.plain:
-        print(plain(options.steps, seed=options.seed).growth[0])
-        return
-    console = Console()
-    with Progress(console=console) as progress:
-        task = progress.add_task("soak", total=options.steps)
-        report = soak(options.steps, seed=options.seed, tick=lambda step: progress.update(task, completed=step))
-    megabytes, tensors = report.growth
-    # In a process of its own, where nothing is warm either.
-    command = [sys.executable, "-m", "isaac_lab.bench.soak", "--plain", "--steps", str(options.steps)]
-    without = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    record = origin(threads=1) | {
-        "kind": "soak",
-        "command": f"python -m isaac_lab.bench.soak --steps {options.steps} --seed {options.seed}",
-        "seed": options.seed,
-        "tolerance": {str(dtype): limits for dtype, limits in TOLERANCE.items()},
-        "growth": {"MiB": megabytes, "MiB without the library": without, "tensors": tensors},
-        **{name: dict(value) if isinstance(value, Counter) else value for name, value in vars(report).items()},
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write(options.out, record)
-    console.print(
-        f"{report.steps:,} steps, {sum(report.models.values()):,} models, {sum(report.checked.values()):,} gradients compared, "
-        f"{report.fallbacks:,} fallbacks; worst error {max(report.worst.values()):.2f} of what is allowed; "
-        f"memory {megabytes:+.1f} MiB ({without:+.1f} without the library) and {tensors:+d} tensors. Record: {options.out}"
-    )
-
-
-if __name__ == "__main__":
-    main()

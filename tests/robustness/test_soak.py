@@ -3,13 +3,12 @@
 import json
 from pathlib import Path
 
+import dense
 import pytest
 import torch
+from soak import soak
 
-from isaac_lab.bench import dense
-from isaac_lab.bench.soak import soak
-
-RECORD = Path(__file__).parent.parent / "results" / "robustness" / "soak.json"
+RECORD = Path(__file__).parents[2] / "results" / "robustness" / "soak.json"
 
 
 @pytest.mark.filterwarnings("default")
