@@ -262,7 +262,7 @@ def test_the_page_is_what_the_command_makes_of_the_committed_record() -> None:
     plan = Plan(H100, tuple(SHAPES.values()), (8, 64, 256, 1024), Workload(gpus=8, tokens=8192, length=2048))
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     command = "isaac-newton scaling --page docs/scaling.md"
-    text = page(plan, record, picture="scaling/overhead.svg", command=command)
+    text = page(plan, record, picture="figures/scaling-overhead.svg", command=command)
     assert text == (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 
 

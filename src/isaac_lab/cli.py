@@ -26,7 +26,7 @@ from isaac_lab.commands.report import report
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.commands.scaling import scaling as scaling_on_paper
 
-# torch and matplotlib take seconds to import and `--help` should not: the commands import them.
+# torch takes seconds to import and `--help` should not: the commands import them.
 if TYPE_CHECKING:
     from isaac_lab.demo import Measurement, Run, Summary
 
@@ -69,13 +69,14 @@ def demo(
     started = time.perf_counter()
     _check_writable(out)
     console = Console()
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
+        from isaac_lab.charts.draw import draw
         from isaac_lab.demo import records, summarize, what_one_sees
         from isaac_lab.records import write
         from isaac_lab.report import curves
     runs = _train(console, epochs=epochs, seeds=seeds)
     picture, numbers = out / "curves.png", out / "records.json"
-    curves.draw(runs, path=picture)
+    draw(curves.figure(runs), picture)
     seconds = time.perf_counter() - started
     write(numbers, records(runs, seconds=seconds))
     console.print(_table(summarize(runs)))
@@ -257,7 +258,7 @@ def all_benchmarks(
 @bench.command()
 def page(
     records: Annotated[Path, typer.Option(help="Directory with records.")] = Path("results/bench"),
-    out: Annotated[Path, typer.Option(help="The Markdown file; pictures go into a directory of its name.")] = Path(
+    out: Annotated[Path, typer.Option(help="The Markdown file; pictures go into figures/ beside it.")] = Path(
         "docs/benchmarks.md"
     ),
 ) -> None:
@@ -271,14 +272,14 @@ def page(
             f"no records (*.json) in {str(records)!r}; isaac-newton bench writes them", param_hint="'--records'"
         )
     _check_writable(out.parent)
-    text = benchmarks.page(found, directory=records.as_posix(), figures=out.with_suffix(""))
+    text = benchmarks.page(found, directory=records.as_posix(), figures=out.parent / "figures")
     out.write_text(text, encoding="utf-8")
     Console().print(f"Page: {out}, from {len(found)} record{'' if len(found) == 1 else 's'}.", markup=False, soft_wrap=True)
 
 
 def _bench(kinds: list[str], device: Device, out: Path, *, models: str = "", methods: str = "", **settings: Any) -> None:
     console = Console()
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.bench import terminal
         from isaac_lab.bench.modes import modes
         from isaac_lab.bench.runs import Plan, choose

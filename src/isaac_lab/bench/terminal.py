@@ -13,6 +13,7 @@ from rich.table import Table
 
 from isaac_lab.bench import figure
 from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, file_stem
+from isaac_lab.charts.draw import pictures
 from isaac_lab.records import write
 from isaac_lab.report import benchmarks
 
@@ -36,7 +37,7 @@ def _show(record: dict[str, Any], out: Path, console: Console) -> None:
     write(path, record)
     path.with_suffix(".md").write_text(benchmarks.markdown(path.name, record), encoding="utf-8")
     if record["kind"] == "scaling":
-        figure.draw(record, path)
+        pictures(figure.figure(record), path)
     headings, rows = benchmarks.rows(record, compact=True)
     if record["kind"] == "scaling":
         console.print(_table(f"scaling, {record['mode']}", headings, rows))

@@ -39,7 +39,7 @@ def claims(
             f"there is no {str(records)!r} and no {str(bench)!r}; isaac-newton reproduce and isaac-newton bench make records",
             param_hint="'--records'",
         )
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.claims import ledger
         from isaac_lab.config import ConfigError
         from isaac_lab.evidence import Evidence
@@ -53,7 +53,7 @@ def claims(
         if page is not None:
             check_writable(page.parent, option="--page")
             names = {"directory": records.as_posix(), "bench": bench.as_posix()}
-            text = reproduction.page(found, evidence, pictures=page.with_suffix(""), **names)
+            text = reproduction.page(found, evidence, pictures=page.parent / "figures", **names)
             page.write_text(text, encoding="utf-8")
             console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
     except (StoreError, ConfigError) as error:

@@ -31,7 +31,7 @@ def report(
             f"{str(out)!r} is a folder; name a file, such as {str(out / 'report.html')!r}", param_hint="'--out'"
         )
     console = Console()
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.config import ConfigError
         from isaac_lab.page.build import PageError, build, check_installed
         from isaac_lab.store import StoreError

@@ -71,6 +71,7 @@ def scaling(
         _measure(record, bench, rounds, console)
         if page is None:
             return
+    from isaac_lab.charts.draw import draw
     from isaac_lab.report import scaling as report
     from isaac_lab.report import scaling_figure
 
@@ -85,9 +86,8 @@ def scaling(
             highlight=False,
         )
         return
-    picture = page.with_suffix("") / "overhead.svg"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    scaling_figure.draw(plan, picture)
+    picture = page.parent / "figures" / "scaling-overhead.svg"
+    draw(scaling_figure.figure(plan), picture)
     checked = checked or _read(record)
     changed = {"--gpu": (gpu, "h100"), "--sizes": (sizes, ""), "--gpus": (gpus, GPUS), "--tokens": (tokens, 8192)}
     changed |= {"--length": (length, LENGTH), "--micro-batches": (micro_batches, 1), "--limit": (limit, 100 * LIMIT)}

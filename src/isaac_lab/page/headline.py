@@ -11,7 +11,7 @@ from isaac_lab.experiments.recipe import Outcome
 from isaac_lab.experiments.words import data_of
 from isaac_lab.page.parts import Section, Source, Tile, Tiles
 from isaac_lab.page.race import RIVALS, Standing
-from isaac_lab.page.words import number, times
+from isaac_lab.words import number, times
 
 __all__ = ["section"]
 

@@ -4,16 +4,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
+from isaac_lab.charts import figure
+from isaac_lab.charts.figure import identifier
+
 __all__ = [
     "Block",
-    "Chart",
-    "Choice",
-    "Control",
     "Figure",
     "Heading",
     "Item",
     "Ledger",
-    "Method",
     "Missing",
     "Paragraph",
     "Promises",
@@ -152,71 +151,18 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One way to see a figure: what stands in a specification for each "$name"."""
-
-    label: str
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Control:
-    """Choices of which one is made; the first one to begin with."""
-
-    label: str
-    choices: tuple[Choice, ...]
-
-
-@dataclass(frozen=True)
-class Method:
-    """A box to check: whether a method is shown.
-
-    Args:
-        label: Its name, and its value in the data.
-        hue: Of its lines.
-        dash: Of its lines, as Vega-Lite writes it; empty for a solid one.
-        width: Of its lines.
-        ours: Whether it is this library's.
-    """
-
-    label: str
-    hue: str
-    dash: tuple[int, ...] = ()
-    width: float = 2
-    ours: bool = False
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A picture.
-
-    Args:
-        id: Of its element.
-        title: Above it.
-        description: What it shows, for those who do not see it.
-        spec: Of Vega-Lite. "$name" stands for what a control says; colours are variables of the page's style.
-        values: The data.
-    """
-
-    id: str
-    title: str
-    description: str
-    spec: Mapping[str, Any]
-    values: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True)
 class Figure:
-    """Charts with the same controls, and tables of their numbers; small charts stand side by side."""
+    """A figure, and tables of its numbers; small charts stand side by side."""
 
     kind: ClassVar[str] = "figure"
-    id: str
-    charts: tuple[Chart, ...]
-    caption: str = ""
-    controls: tuple[Control, ...] = ()
-    methods: tuple[Method, ...] = ()
+    shown: figure.Figure
     tables: tuple[Table, ...] = ()
     small: bool = False
+
+    @property
+    def charts(self) -> tuple[figure.Chart, ...]:
+        """Of the figure."""
+        return self.shown.charts
 
 
 @dataclass(frozen=True)
@@ -290,8 +236,3 @@ class Section:
     def sources(self) -> tuple[Source, ...]:
         """Of its numbers."""
         return tuple(block for block in self.blocks if isinstance(block, Source))
-
-
-def identifier(*words: str) -> str:
-    """A name for an element, of letters, digits and hyphens."""
-    return "-".join("".join(c if c.isalnum() and c.isascii() else "-" for c in word.lower()) for word in words)

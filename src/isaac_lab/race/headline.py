@@ -1,12 +1,13 @@
 """What pages say of the races: how much faster than the optimizers that people would pick, in one table, and each race."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from isaac_lab.charts.draw import draw
 from isaac_lab.race.course import COURSES
+from isaac_lab.race.draw import figure
 from isaac_lab.race.standings import speed_up
 from isaac_lab.race.tables import markdown, ordered, speed
 
@@ -67,12 +68,11 @@ def _cells(race: Record, best: Record | None, rival: Record) -> list[str]:
 
 
 def sections(races: Path, pictures: Path) -> str:
-    """Each race with its picture, which is copied, and everyone in it, as Markdown."""
+    """Each race with its picture, which is drawn, and everyone in it, as Markdown."""
     found = []
     for folder, race in summaries(races).items():
-        name = f"{folder.parent.name}-{folder.name}.png"
-        pictures.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / "figure.png", pictures / name)
+        name = f"race-{folder.parent.name}-{folder.name}.svg"
+        draw(figure(race), pictures / name)
         title, table = markdown(race).split("\n", 1)
         alt = f"{race['quantity_title']} of all methods against steps and against seconds"
         found.append(f"#{title}\n\n![{alt}]({pictures.name}/{name})\n{table.rstrip()}")
@@ -89,11 +89,11 @@ def marks(page: Path) -> list[str]:
 
 
 def fill(page: Path, races: Path) -> None:
-    """Put what the races say where a page has marks for it; pictures go into a folder with the page's name beside it."""
+    """Put what the races say where a page has marks for it; pictures go into `figures` beside it."""
     found, text = marks(page), page.read_text(encoding="utf-8")
     if not summaries(races):
         raise PageError(f"{races} has no race of scale {' or '.join(SCALES)} for {page}")
-    made = {"race": lambda: headline(races), "races": lambda: sections(races, page.with_suffix(""))}
+    made = {"race": lambda: headline(races), "races": lambda: sections(races, page.parent / "figures")}
     for mark in found:
         before, _, rest = text.partition(f"<!-- {mark} -->\n")
         _, end, after = rest.partition(f"<!-- /{mark} -->")

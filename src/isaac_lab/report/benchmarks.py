@@ -8,6 +8,7 @@ from isaac_lab.bench import figure
 from isaac_lab.bench.published import DAMPING, PAPER, paper_ratio
 from isaac_lab.bench.standing import standings
 from isaac_lab.bench.steps import BASELINE
+from isaac_lab.charts.draw import draw
 
 __all__ = ["CAPTION", "LEFT", "markdown", "page", "rows"]
 
@@ -74,9 +75,8 @@ def page(records: Mapping[str, Record], *, directory: str, figures: Path) -> str
         for name, record in chosen.items():
             parts.append(f"### {_mode(record)}\n")
             if kind == "scaling":
-                figures.mkdir(parents=True, exist_ok=True)
-                picture = figures / f"{Path(name).stem}.svg"
-                figure.draw(record, picture)
+                picture = figures / f"bench-{Path(name).stem}.svg"
+                draw(figure.figure(record), picture)
                 parts.append(f"![Cost of ζ* by batch size and width]({figures.name}/{picture.name})\n")
             parts.append(markdown(name, record))
     return "\n".join(parts)

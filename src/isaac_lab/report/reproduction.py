@@ -1,18 +1,17 @@
 """The page docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
 
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from isaac_lab.charts.draw import draw
 from isaac_lab.claims import Claim
 from isaac_lab.evidence import Evidence, Finding, Verdict
 from isaac_lab.experiments import EXPERIMENTS
 from isaac_lab.experiments.folder import View, read_json
 from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.experiments.words import data_of, setting
-from isaac_lab.store import StoreError
 
 __all__ = ["page"]
 
@@ -35,7 +34,7 @@ epochs Figure 2 has: we take λ = 0.1 and 40 epochs. "Trained in" is the wall-cl
 
 
 def page(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, *, directory: str, bench: str, pictures: Path) -> str:
-    """The whole page; copies the pictures beside it.
+    """The whole page; draws the pictures.
 
     Args:
         ledger: Every claim with its finding.
@@ -84,19 +83,14 @@ def _section(experiment: Experiment, own: Sequence[tuple[Claim, Finding]], evide
 
 
 def _has_figure(view: View) -> bool:
-    return (view.directory / "figure.png").exists()
+    """Of an experiment without panels: whether it has been run."""
+    return (view.directory / "summary.json").exists()
 
 
 def _figure(view: View, pictures: Path) -> str:
-    text = ""
-    if _has_figure(view):
-        pictures.mkdir(parents=True, exist_ok=True)
-        name = f"{view.experiment.id}-{view.scale.name}.png"
-        try:
-            shutil.copyfile(view.directory / "figure.png", pictures / name)
-        except OSError as error:
-            raise StoreError(f"cannot copy {view.directory / 'figure.png'}: {error.strerror}") from None
-        text += f"![{view.experiment.name}, scale {view.scale.name}]({pictures.name}/{name})\n\n"
+    name = f"{view.experiment.id}-{view.scale.name}.svg"
+    draw(view.experiment.figure(view), pictures / name)
+    text = f"![{view.experiment.name}, scale {view.scale.name}]({pictures.name}/{name})\n\n"
     if not view.outcomes:
         return text + _trials(view)
     text += f"{_escape(setting(view))}.\n\n"
