@@ -714,6 +714,24 @@ def test_a_phone_does_not_scroll_sideways(browser: Browser) -> None:
     assert browser.run("return Math.max(...[...document.querySelectorAll('table')].map((table) => table.offsetWidth))") > 360
 
 
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_column_is_cut_without_a_hint(browser: Browser, width: int) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.open()
+    browser.run("for (const details of document.querySelectorAll('details')) details.open = true")
+    wide = "return [...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth + 1)"
+    browser.until(lambda: browser.run(f"{wide}.every((box) => 'more' in box.dataset)"))
+    assert browser.run(f"{wide}.length") > 0
+    hint = "return getComputedStyle(document.querySelector('.scroll[data-more]'), '::before').content"
+    assert "scroll to the right" in browser.run(hint)
+    hinted = browser.count(".scroll[data-more]")
+    browser.run("const box = document.querySelector('.scroll[data-more]'); box.scrollLeft = box.scrollWidth")
+    browser.until(lambda: browser.count(".scroll[data-more]") == hinted - 1)
+    # The name of a row stays in sight.
+    assert browser.style(".scroll tbody th[scope=row]", "position") == "sticky"
+
+
 def test_the_keyboard_is_enough(browser: Browser) -> None:
     from selenium.webdriver import ActionChains, Keys
 

@@ -28,7 +28,7 @@ MARGIN, GAP, TITLE, LINE, ITEM = 16, 22, 30, 17, 22
 #: Of letters, as a share of the font's size: more than most need.
 LETTER = 0.6
 #: Of a PNG, over the size in pixels.
-SCALE = 2
+SCALE = 1.5
 #: Of a row of charts, at most.
 WIDEST = 1700
 
