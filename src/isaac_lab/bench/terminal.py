@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -16,6 +15,7 @@ from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, file_stem
 from isaac_lab.charts.draw import pictures
 from isaac_lab.records import write
 from isaac_lab.report import benchmarks
+from isaac_lab.report.tables import table
 
 __all__ = ["run"]
 
@@ -51,11 +51,7 @@ def _show(record: dict[str, Any], out: Path, console: Console) -> None:
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     # The terminal has 80 columns: what the paper's memory was is in the Markdown file.
     shown = [number for number, heading in enumerate(headings) if heading != "Paper MB"]
-    for number in shown:
-        table.add_column(headings[number], justify="left" if headings[number] in benchmarks.LEFT else "right")
-    for row in rows:
-        table.add_row(*(row[number] for number in shown))
-    return table
+    body = [[row[number] for number in shown] for row in rows]
+    return table([headings[number] for number in shown], body, benchmarks.LEFT, title).terminal()

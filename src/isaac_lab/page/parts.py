@@ -1,11 +1,12 @@
 """What the page is made of: sections of blocks, as plain data that the template turns into HTML."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from isaac_lab.charts import figure
 from isaac_lab.charts.figure import identifier
+from isaac_lab.report.tables import Row, Table
 
 __all__ = [
     "Block",
@@ -109,45 +110,6 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 def _versions(versions: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-
-
-@dataclass(frozen=True)
-class Row:
-    """Of a table.
-
-    Args:
-        cells: The first one is the row's heading.
-        ours: Whether it is about this library.
-        note: Stands in place of all cells but the first: why there are none.
-        marks: By the number of a cell, "good" or "bad".
-    """
-
-    cells: tuple[str, ...]
-    ours: bool = False
-    note: str = ""
-    marks: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under headings.
-
-    Args:
-        caption: What they are.
-        columns: The headings.
-        rows: In their order.
-        words: Numbers of the columns that hold words; all others hold numbers.
-        note: Below it, small: how to read it.
-        folded: Whether it has to be opened.
-    """
-
-    kind: ClassVar[str] = "table"
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    words: frozenset[int] = frozenset({0})
-    note: str = ""
-    folded: bool = False
 
 
 @dataclass(frozen=True)

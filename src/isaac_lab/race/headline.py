@@ -10,6 +10,8 @@ from isaac_lab.race.course import COURSES
 from isaac_lab.race.draw import figure
 from isaac_lab.race.standings import speed_up
 from isaac_lab.race.tables import markdown, ordered, speed
+from isaac_lab.report import docs
+from isaac_lab.report.docs import DocsError as PageError
 
 __all__ = ["PageError", "fill", "headline", "marks", "sections", "summaries"]
 
@@ -22,10 +24,6 @@ SCALES = ("full", "quick")
 HEADINGS = ("Workload", "Best of ours", "Compared with", "Steps", "Seconds", "Seconds, both eager")
 #: In a page: the one table, and all races, go between `<!-- race -->` and `<!-- /race -->`, or the same with `races`.
 MARKS = ("race", "races")
-
-
-class PageError(Exception):
-    """A page that cannot be filled in; the message says why."""
 
 
 def summaries(races: Path) -> dict[Path, dict[str, Any]]:
@@ -81,8 +79,7 @@ def sections(races: Path, pictures: Path) -> str:
 
 def marks(page: Path) -> list[str]:
     """Those that the page has."""
-    text = page.read_text(encoding="utf-8")
-    found = [mark for mark in MARKS if 0 <= text.find(f"<!-- {mark} -->\n") < text.find(f"<!-- /{mark} -->")]
+    found = [mark for mark in docs.blocks(page.read_text(encoding="utf-8"), str(page)) if mark in MARKS]
     if not found:
         raise PageError(f"{page} has no <!-- {MARKS[0]} --> … <!-- /{MARKS[0]} --> to be filled in")
     return found
@@ -90,15 +87,9 @@ def marks(page: Path) -> list[str]:
 
 def fill(page: Path, races: Path) -> None:
     """Put what the races say where a page has marks for it; pictures go into `figures` beside it."""
-    found, text = marks(page), page.read_text(encoding="utf-8")
     if not summaries(races):
         raise PageError(f"{races} has no race of scale {' or '.join(SCALES)} for {page}")
-    made = {"race": lambda: headline(races), "races": lambda: sections(races, page.parent / "figures")}
-    for mark in found:
-        before, _, rest = text.partition(f"<!-- {mark} -->\n")
-        _, end, after = rest.partition(f"<!-- /{mark} -->")
-        text = f"{before}<!-- {mark} -->\n{made[mark]()}\n{end}{after}"
-    page.write_text(text, encoding="utf-8")
+    docs.fill(page, {"race": lambda: headline(races), "races": lambda: sections(races, page.parent / "figures")})
 
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ from isaac_lab.bench.published import DAMPING, PAPER, paper_ratio
 from isaac_lab.bench.standing import standings
 from isaac_lab.bench.steps import BASELINE
 from isaac_lab.charts.draw import draw
+from isaac_lab.report.tables import table
 
 __all__ = ["CAPTION", "LEFT", "markdown", "page", "rows"]
 
@@ -195,6 +196,4 @@ def _source(name: str, record: Record) -> str:
 
 
 def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    alignment = ["---" if heading in LEFT else "--:" for heading in headings]
-    lines = [headings, alignment, *body]
-    return "".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |\n" for line in lines)
+    return table(headings, body, LEFT).markdown()

@@ -1,7 +1,7 @@
 """The page docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from isaac_lab.experiments import EXPERIMENTS
 from isaac_lab.experiments.folder import View, read_json
 from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.experiments.words import data_of, setting
+from isaac_lab.report.tables import table
 
 __all__ = ["page"]
 
@@ -57,7 +58,7 @@ def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
         [f"[{claim.number}](#{_anchor(claim)})", EXPERIMENTS[claim.about].name, _verdict(finding), finding.scale or "–"]
         for claim, finding in ledger
     ]
-    return f"## Ledger\n\nOf {len(ledger)} claims: {words}.\n\n{_table(['Claim', 'About', 'Verdict', 'Scale'], rows)}"
+    return f"## Ledger\n\nOf {len(ledger)} claims: {words}.\n\n{table(['Claim', 'About', 'Verdict', 'Scale'], rows).markdown()}"
 
 
 def _plural(verdict: Verdict, count: int) -> str:
@@ -97,7 +98,7 @@ def _figure(view: View, pictures: Path) -> str:
     calls = [(outcome.panel, view.about[outcome.panel.home]["panels"].get(outcome.panel.name)) for outcome in view.outcomes]
     rows = [_call(view, panel.name, about) for panel, about in calls if about]
     headings = ["Panel", "Data", "Runs", "Trained in", "On", "Command"]
-    return text + (_table(headings, rows) if rows else "")
+    return text + (table(headings, rows).markdown() if rows else "")
 
 
 def _trials(view: View) -> str:
@@ -107,9 +108,9 @@ def _trials(view: View) -> str:
         return "From the records of the [benchmarks](benchmarks.md), which name their commands.\n"
     about = read_json(view.directory / "summary.json")
     on = about["machine"].get("gpu") or about["machine"].get("cpu") or "?"
-    table = _table(headings, [[_escape(cell) for cell in row] for row in rows])
+    shown = table(headings, [[_escape(cell) for cell in row] for row in rows]).markdown()
     notes = "".join(f"- {_escape(note)}\n" for note in about["notes"])
-    return f"{table}\n{notes}\n{on}, scale “{view.scale.name}”: `{about['command']}`\n"
+    return f"{shown}\n{notes}\n{on}, scale “{view.scale.name}”: `{about['command']}`\n"
 
 
 def _call(view: View, panel: str, about: dict[str, Any]) -> list[str]:
@@ -153,10 +154,3 @@ def _escape(text: str) -> str:
     for character in ("*", "_", "<", "|"):
         text = text.replace(character, f"\\{character}")
     return text
-
-
-def _table(headings: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    # Those of a terminal may go over two lines.
-    heads = [heading.replace("\n", " ") for heading in headings]
-    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "/") for cell in row] for row in body)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
