@@ -1,8 +1,10 @@
 """The cost model of `isaac_lab.scaling` held against counts and measurements on GPTs that fit here.
 
-What cannot be counted on a CPU, the speed of a GPU, is compared with records of `isaac-newton bench`.
+`python tests/scaling/scaling_checks.py` writes results/scaling/checks.json. What cannot be counted on a CPU, the speed of a
+GPU, is compared with records of `isaac-newton bench`.
 """
 
+import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -10,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from isaac_lab.bench import timing
-from isaac_lab.bench.gpt import Trainer
-from isaac_lab.bench.tallies import (
+from small_gpt import Trainer
+from tallies import (
     collectives,
     counted_flops,
     counted_traffic,
@@ -23,9 +23,11 @@ from isaac_lab.bench.tallies import (
     sent,
     state_bytes,
 )
-from isaac_lab.records import origin
+
+from isaac_lab.bench import timing
+from isaac_lab.records import origin, write
 from isaac_lab.scaling import (
-    H200,
+    H100,
     Layer,
     Machine,
     Setting,
@@ -64,6 +66,8 @@ CPU = Machine(
     column=0.0,
 )
 RANKS = (2, 4)
+#: What records of `isaac-newton bench` were measured on: an H100 with more and faster memory.
+H200 = replace(H100, name="H200 SXM, 141 GB", memory=141e9, bandwidth=4.8e12)
 
 
 def predicted_flops(shape: Shape, work: Workload, setting: Setting, machine: Machine = CPU) -> float:
@@ -332,5 +336,21 @@ def _check_chain(found: Mapping[str, Any], mode: str) -> Iterator[Check]:
 def record(bench: Path, tick: Callable[[str], object] = lambda what: None, *, rounds: int = 15) -> dict[str, Any]:
     """All checks, and where they were made."""
     found = [*checks(tick, rounds=rounds), *_check_device(bench)]
-    command = f"isaac-newton scaling --measure --rounds {rounds}"
+    command = f"python tests/scaling/scaling_checks.py --rounds {rounds}"
     return {"kind": "scaling checks", "command": command, **origin(threads=1), "checks": found}
+
+
+def main() -> None:
+    """Make all checks and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="how often timed methods take turns")
+    parser.add_argument("--bench", type=Path, default=Path("results/bench"), help="records of isaac-newton bench")
+    parser.add_argument("--out", type=Path, default=Path("results/scaling/checks.json"))
+    options = parser.parse_args()
+    found = record(options.bench, lambda what: print(f"Checking {what} …"), rounds=options.rounds)
+    write(options.out, found)
+    print(f"Record: {options.out}, {len(found['checks'])} checks.")
+
+
+if __name__ == "__main__":
+    main()

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from small_gpt import Trainer, attached
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from isaac_lab.bench.gpt import Trainer, attached
 from isaac_lab.bench.memory import MARK, peak_of_trace
 from isaac_lab.scaling import Layer, Setting, Shape, Workload
 
@@ -242,7 +242,7 @@ def collectives(ranks: int, cases: Mapping[str, tuple[Shape, Workload, Setting |
         }
         plan.write_text(json.dumps(listed), encoding="utf-8")
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command = [*launch, "-m", "isaac_lab.bench.tallies", str(plan), str(found)]
+        command = [*launch, __file__, str(plan), str(found)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise RuntimeError(f"counting collectives in {ranks} processes failed:\n{done.stderr[-2000:]}")

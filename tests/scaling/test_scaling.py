@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from scaling_checks import CPU, H200, communication_cases, predicted_flops
+from small_gpt import Trainer
+from tallies import collectives, counted_flops, counted_traffic, sent
 from typer.testing import CliRunner
 
 from isaac_lab.bench import counting
-from isaac_lab.bench.gpt import Trainer
-from isaac_lab.bench.scaling_checks import CPU, communication_cases, predicted_flops
-from isaac_lab.bench.tallies import collectives, counted_flops, counted_traffic, sent
 from isaac_lab.commands.scaling import scaling
-from isaac_lab.report.scaling import Plan, page
 from isaac_lab.scaling import (
     H100,
-    H200,
     LIMIT,
     SHAPES,
     Machine,
@@ -35,7 +33,7 @@ from isaac_lab.scaling import (
     summed_bytes,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results" / "scaling" / "checks.json"
 GATED = Shape("gated", 2, 48, 112, 40, gated=True, narrow=24)
 PLAIN = Shape("plain", 1, 64, 160, 72)
@@ -153,8 +151,6 @@ def test_what_helps_helps() -> None:
     assert time(rare, gpus=1024) < time(rare, gpus=8)
     assert time(dataclasses.replace(few, tf32=True)) < time(few)
     assert time(few, machine=H200) < time(few, machine=H100)
-    assert time(dataclasses.replace(rare, block=1024)) < time(rare)
-    assert time(dataclasses.replace(rare, one_per_input=True)) < time(rare)
 
 
 def test_a_faster_network_hides_nothing_but_sends_faster() -> None:
@@ -167,12 +163,10 @@ def test_a_faster_network_hides_nothing_but_sends_faster() -> None:
     assert plain_seconds(shape, work, dataclasses.replace(H100, network=1e9)) > plain_seconds(shape, work, H100)
 
 
-def test_memory_grows_with_the_square_of_the_width_and_shrinks_with_blocks() -> None:
+def test_memory_grows_with_the_square_of_the_width() -> None:
     setting = Setting(when="step", refresh=10, decay=0.9)
     narrow, wide = (Shape("one", 1, width, 4 * width, 10) for width in (256, 512))
     assert lasting_bytes(wide, setting, H100) == 4 * lasting_bytes(narrow, setting, H100)
-    blocked = dataclasses.replace(setting, block=128)
-    assert lasting_bytes(wide, blocked, H100) == 2 * lasting_bytes(narrow, blocked, H100)
     assert lasting_bytes(wide, Setting(max_rows=10), H100) == 0
 
 
@@ -225,7 +219,6 @@ def run(*arguments: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpu", "a100"], "h100, h200"),
         (["--sizes", "7B,8B"], "unknown model 8B"),
         (["--gpus", "1,8"], "at least 2"),
         (["--gpus", "eight"], "at least 2"),
@@ -234,8 +227,7 @@ def run(*arguments: str):
         (["--set", "speed=3"], "no assumption 'speed'"),
         (["--set", "step=fast"], "step=fast"),
         (["--set", "step=2"], "share"),
-        (["--rounds", "0"], "at least 1"),
-        (["--record", "missing.json"], "--measure makes it"),
+        (["--record", "missing.json"], "scaling_checks.py makes it"),
         (["--record", str(ROOT / "pyproject.toml")], "is no record"),
         (["--record", str(ROOT / "results" / "demo")], "there is no"),
         (["--set", "column=-1"], "column must be"),
@@ -243,11 +235,23 @@ def run(*arguments: str):
 )
 def test_the_command_refuses_what_it_cannot_use_and_writes_nothing(tmp_path, arguments, message) -> None:
     target = tmp_path / "page.md"
-    target.write_text("as it was")
+    target.write_text("<!-- assumptions -->\nas it was\n<!-- /assumptions -->\n")
+    before = target.read_text()
     result = run(*arguments, "--page", str(target))
     assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
-    assert target.read_text() == "as it was"
+    assert message in " ".join(result.output.replace("│", " ").split())
+    assert target.read_text() == before
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_page_without_blocks_is_refused(tmp_path) -> None:
+    for name, text in (("page.md", "no block"), ("nowhere.md", None)):
+        target = tmp_path / name
+        if text is not None:
+            target.write_text(text)
+        result = run("--page", str(target))
+        assert result.exit_code == 2, result.output
+        assert name in result.output
 
 
 def test_the_command_prints_the_table() -> None:
@@ -258,12 +262,16 @@ def test_the_command_prints_the_table() -> None:
     assert "A model, not a measurement" in result.output
 
 
-def test_the_page_is_what_the_command_makes_of_the_committed_record() -> None:
-    plan = Plan(H100, tuple(SHAPES.values()), (8, 64, 256, 1024), Workload(gpus=8, tokens=8192, length=2048))
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
-    command = "isaac-newton scaling --page docs/scaling.md"
-    text = page(plan, record, picture="figures/scaling-overhead.svg", command=command)
-    assert text == (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+def test_the_page_is_what_the_command_makes_of_the_committed_record(tmp_path) -> None:
+    committed = ROOT / "docs" / "scaling.md"
+    page = tmp_path / "docs" / "scaling.md"
+    page.parent.mkdir()
+    page.write_text(committed.read_text(encoding="utf-8"), encoding="utf-8")
+    result = run("--page", str(page), "--record", str(RECORD))
+    assert result.exit_code == 0, result.output
+    assert page.read_text(encoding="utf-8") == committed.read_text(encoding="utf-8")
+    picture = Path("figures") / "scaling-overhead.svg"
+    assert (page.parent / picture).read_bytes() == (committed.parent / picture).read_bytes()
 
 
 def test_the_record_shows_a_model_that_agrees_with_what_was_counted() -> None:
