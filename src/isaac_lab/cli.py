@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="ISAAC Newton: see and measure what it does to training.")
+app = typer.Typer(add_completion=False, no_args_is_help=True)
 bench = typer.Typer(no_args_is_help=True, help="Measure the time and memory of a training step.")
 app.add_typer(bench, name="bench")
 app.add_typer(data.app, name="data")
@@ -41,6 +41,23 @@ app.command()(claims)
 app.command()(race)
 app.command()(report)
 app.command("scaling")(scaling_on_paper)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from isaac_newton import __version__
+
+        typer.echo(f"isaac-newton {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """ISAAC Newton: see and measure what it does to training."""
 
 
 def main() -> None:

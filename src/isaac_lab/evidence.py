@@ -21,6 +21,7 @@ class Verdict(enum.StrEnum):
 
     HOLDS = "holds"
     FAILS = "does not hold"
+    UNDECIDED = "no difference shown"
     UNKNOWN = "not enough data"
 
 
