@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+# Help in boxes cuts names of options at 80 columns; plain help does not.
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 bench = typer.Typer(no_args_is_help=True, help="Measure the time and memory of a training step.")
 app.add_typer(bench, name="bench")
 app.add_typer(data.app, name="data")
