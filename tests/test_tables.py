@@ -1,14 +1,18 @@
 """One table in three forms, and pages with blocks that are filled."""
 
 import io
+import shutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from isaac_lab.cli import app
 from isaac_lab.report import docs
 from isaac_lab.report.tables import Row, Table, table
 
+ROOT = Path(__file__).parents[1]
 TABLE = Table(
     "A caption <b>",
     ("Method", "Loss", "Why"),
@@ -93,3 +97,28 @@ def test_what_fails_while_a_page_is_filled_leaves_it_as_it_was(tmp_path: Path) -
         docs.fill(page, {"one": lambda: "new", "two": broken})
     assert page.read_text(encoding="utf-8") == PAGE
     assert list(tmp_path.iterdir()) == [page]
+
+
+def test_a_page_that_is_not_there_is_made_of_its_blocks(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "page.md"
+    docs.fill(page, {"one": lambda: "1", "two": lambda: "2"})
+    assert page.read_text(encoding="utf-8") == "<!-- one -->\n1\n<!-- /one -->\n\n<!-- two -->\n2\n<!-- /two -->\n"
+
+
+@pytest.mark.parametrize("name", ["benchmarks.md", "reproduction.md"])
+def test_committed_pages_and_pictures_are_what_the_records_say(name: str, tmp_path: Path) -> None:
+    """With the two tests of the races' pages and that of the scaling page, every block of the documentation."""
+    committed = ROOT / "docs" / name
+    page = tmp_path / name
+    shutil.copyfile(committed, page)
+    bench, records = str(ROOT / "results" / "bench"), str(ROOT / "results" / "reproduce")
+    arguments = ["bench", "page", "--records", bench, "--out", str(page)]
+    if name == "reproduction.md":
+        arguments = ["claims", "--records", records, "--bench", bench, "--page", str(page)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert page.read_text(encoding="utf-8") == committed.read_text(encoding="utf-8")
+    drawn = list((tmp_path / "figures").glob("*.svg"))
+    assert drawn
+    for picture in drawn:
+        assert picture.read_bytes() == (committed.parent / "figures" / picture.name).read_bytes(), picture.name

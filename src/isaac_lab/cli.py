@@ -280,9 +280,9 @@ def page(
         "docs/benchmarks.md"
     ),
 ) -> None:
-    """Write the page of all records as Markdown."""
+    """Fill the tables of a page with all records."""
     from isaac_lab.records import read
-    from isaac_lab.report import benchmarks
+    from isaac_lab.report import benchmarks, docs
 
     found = read(records)
     if not found:
@@ -290,8 +290,10 @@ def page(
             f"no records (*.json) in {str(records)!r}; isaac-newton bench writes them", param_hint="'--records'"
         )
     _check_writable(out.parent)
-    text = benchmarks.page(found, directory=records.as_posix(), figures=out.parent / "figures")
-    out.write_text(text, encoding="utf-8")
+    try:
+        docs.fill(out, benchmarks.blocks(found, out.parent / "figures"))
+    except docs.DocsError as error:
+        raise typer.BadParameter(str(error), param_hint="'--out'") from None
     Console().print(f"Page: {out}, from {len(found)} record{'' if len(found) == 1 else 's'}.", markup=False, soft_wrap=True)
 
 

@@ -245,13 +245,12 @@ def test_the_command_refuses_what_it_cannot_use_and_writes_nothing(tmp_path, arg
 
 
 def test_a_page_without_blocks_is_refused(tmp_path) -> None:
-    for name, text in (("page.md", "no block"), ("nowhere.md", None)):
-        target = tmp_path / name
-        if text is not None:
-            target.write_text(text)
-        result = run("--page", str(target))
-        assert result.exit_code == 2, result.output
-        assert name in result.output
+    target = tmp_path / "page.md"
+    target.write_text("no block")
+    result = run("--page", str(target))
+    assert result.exit_code == 2, result.output
+    assert "page.md has no <!-- plan -->" in " ".join(result.output.replace("│", " ").split())
+    assert target.read_text() == "no block"
 
 
 def test_the_command_prints_the_table() -> None:

@@ -52,5 +52,8 @@ def filled(text: str, made: Mapping[str, Callable[[], str]], page: str = "the pa
 
 
 def fill(page: Path, made: Mapping[str, Callable[[], str]]) -> None:
-    """Fill the blocks of a page where it stands, whole or not at all."""
-    write_whole(page, filled(page.read_text(encoding="utf-8"), made, str(page)))
+    """Fill the blocks of a page where it stands, whole or not at all; one that is not there is made of blocks alone."""
+    text = "\n".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in made)
+    if page.exists():
+        text = page.read_text(encoding="utf-8")
+    write_whole(page, filled(text, made, str(page)))

@@ -1,8 +1,8 @@
-"""The page docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
+"""What fills docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +15,28 @@ from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.experiments.words import data_of, setting
 from isaac_lab.report.tables import table
 
-__all__ = ["page"]
+__all__ = ["blocks"]
 
 SCALES = ("paper", "quick")
 
-INTRODUCTION = """\
-# Reproduction
 
-This page checks the paper, sentence by sentence. `isaac-newton claims --page docs/reproduction.md` writes it from
-the records in `{records}` and `{bench}`. Only the paper's sentences and the tests are typed by hand.
-
-Each claim has a test, which decides it, and the figures behind the verdict. The tests were written before the
-records, with two exceptions. Those of E5 take their thresholds from the paper's words. Those of Table 1 and Figure
-6 asked for one standard error at first and were made stricter afterwards ([integrity](integrity.md)).
-
-**What a verdict means.** In Table 1 and Figure 6 a difference counts only if Welch's t-test over seeds has p <
-0.05. Else the verdict is "no difference shown". Figures 1 to 4, A1 and A3 have one seed: there a verdict is about
-that one run, and no p stands behind it. Figure 5 has three seeds, and its tests compare means.
-
-**Scales.** *Paper* is everything as printed: 40 epochs, 13 × 14 cells, rates tuned in 2 epochs on every second
-decade of the dampings. *Quick* has the paper's networks and data, every second decade of the dampings, 4 epochs,
-and tunes in 1. The largest scale at which the panels have been run whole decides.
-
-**Words.** "10 % of log-loss" means that the logarithms of two losses differ by a tenth. "Trained in" is the
-wall-clock time of a panel, with its trials. The paper does not say which λ Figure 5 uses, nor how many epochs
-Figure 2 has. We take λ = 0.1 and 40 epochs.
-"""
-
-
-def page(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, *, directory: str, bench: str, pictures: Path) -> str:
-    """The whole page; draws the pictures.
+def blocks(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> dict[str, Callable[[], str]]:
+    """What fills each block of the page: the ledger, and every figure with its claims.
 
     Args:
         ledger: Every claim with its finding.
         evidence: Where these come from.
-        directory: Of the records, as the page should call it.
-        bench: The same for the benchmarks.
         pictures: Directory for the pictures, beside the page.
     """
-    parts = [INTRODUCTION.format(records=directory, bench=bench), _summary(ledger)]
-    for experiment in EXPERIMENTS.values():
-        own = [(claim, finding) for claim, finding in ledger if claim.about == experiment.id]
-        parts.append(_section(experiment, own, evidence, pictures))
-    return "\n".join(parts)
+
+    def figures() -> str:
+        parts = []
+        for experiment in EXPERIMENTS.values():
+            own = [(claim, finding) for claim, finding in ledger if claim.about == experiment.id]
+            parts.append(_section(experiment, own, evidence, pictures))
+        return "\n".join(parts)
+
+    return {"ledger": lambda: _summary(ledger), "figures": figures}
 
 
 def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
