@@ -231,11 +231,16 @@ def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_without_what_draws_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_what_draws_the_error_says_what_to_install_and_what_was_trained_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     draw._engine.cache_clear()
     with pytest.raises(draw.DrawError, match=r"pip install 'isaac-newton\[lab\]'"):
         draw.svg(curves())
+    draw.pictures(curves(), tmp_path / "figure")
+    assert "figure is drawn later: pictures need vl-convert-python" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
     draw._engine.cache_clear()
 
 

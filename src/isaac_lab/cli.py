@@ -88,13 +88,13 @@ def demo(
     _check_writable(out)
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.charts.draw import draw
+        from isaac_lab.charts.draw import pictures
         from isaac_lab.demo import records, summarize, what_one_sees
         from isaac_lab.records import write
         from isaac_lab.report import curves
     runs = _train(console, epochs=epochs, seeds=seeds)
     picture, numbers = out / "curves.png", out / "records.json"
-    draw(curves.figure(runs), picture)
+    pictures(curves.figure(runs), picture, suffixes=[".png"])
     seconds = time.perf_counter() - started
     write(numbers, records(runs, seconds=seconds))
     console.print(_table(summarize(runs)))

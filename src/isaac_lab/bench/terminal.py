@@ -13,7 +13,7 @@ from rich.table import Table
 from isaac_lab.bench import figure
 from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, file_stem
 from isaac_lab.charts.draw import pictures
-from isaac_lab.records import write
+from isaac_lab.records import write, write_whole
 from isaac_lab.report import benchmarks
 from isaac_lab.report.tables import table
 
@@ -35,7 +35,7 @@ def run(kinds: Sequence[str], plan: Plan, out: Path, console: Console) -> None:
 def _show(record: dict[str, Any], out: Path, console: Console) -> None:
     path = out / f"{file_stem(record)}.json"
     write(path, record)
-    path.with_suffix(".md").write_text(benchmarks.markdown(path.name, record), encoding="utf-8")
+    write_whole(path.with_suffix(".md"), benchmarks.markdown(path.name, record))
     if record["kind"] == "scaling":
         pictures(figure.figure(record), path)
     headings, rows = benchmarks.rows(record, compact=True)

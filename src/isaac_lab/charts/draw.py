@@ -5,6 +5,7 @@ The same figure gives the same bytes: no date, and names inside of it are counte
 
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -47,10 +48,13 @@ def draw(figure: Figure, path: Path) -> None:
     write_whole(path, text if path.suffix == ".svg" else _engine().svg_to_png(text, scale=SCALE))
 
 
-def pictures(figure: Figure, path: Path) -> None:
-    """Write `path` with the suffixes .svg and .png."""
-    for suffix in (".svg", ".png"):
-        draw(figure, path.with_suffix(suffix))
+def pictures(figure: Figure, path: Path, *, suffixes: Sequence[str] = (".svg", ".png")) -> None:
+    """Write `path` with these suffixes; where nothing is there to draw with, say so: what was trained is kept without them."""
+    try:
+        for suffix in suffixes:
+            draw(figure, path.with_suffix(suffix))
+    except DrawError as error:
+        print(f"{path.name} is drawn later: {error}", file=sys.stderr)
 
 
 def svg(figure: Figure) -> str:

@@ -34,6 +34,7 @@ def report(
     with console.status("Loading torch …"):
         from isaac_lab.config import ConfigError
         from isaac_lab.page.build import PageError, build, check_installed
+        from isaac_lab.records import write_whole
         from isaac_lab.store import StoreError
     try:
         check_installed()
@@ -45,10 +46,7 @@ def report(
         raise typer.Exit(code=2) from None
     except (StoreError, ConfigError) as error:
         raise typer.BadParameter(str(error), param_hint="'--results'") from None
-    # Whoever looks sees the old page or the whole new one.
-    temporary = out.with_name(f"{out.name}.part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(out)
+    write_whole(out, text)
     size = out.stat().st_size / 1e6
     console.print(
         f"Page: {out} ({size:.1f} MB, {time.perf_counter() - started:.0f} s)", markup=False, highlight=False, soft_wrap=True
