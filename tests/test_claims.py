@@ -386,8 +386,6 @@ def test_a_panel_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
 
 def test_the_ledger_and_its_page_show_every_claim(tmp_path: Path) -> None:
     fabricate.experiment(tmp_path / "records", "fig5", "quick", selected_layers)
-    folder = tmp_path / "records" / "fig5" / "quick"
-    (folder / "figure.png").write_bytes(b"a picture")
     (tmp_path / "bench").mkdir()
     record = bench({"zeta_star": 1.1, "paper": 1.2, "zeta": 2.0, "kfac": 20.0})
     (tmp_path / "bench" / "table2-cpu-1thread.json").write_text(json.dumps(record), encoding="utf-8")
@@ -400,8 +398,8 @@ def test_the_ledger_and_its_page_show_every_claim(tmp_path: Path) -> None:
     assert "**E3.1: holds.**" in text
     assert "**E5.4: holds.**" in text
     assert "**E1.7: not enough data.**" in text
-    assert "![Figure 5, scale quick](reproduction/fig5-quick.png)" in text
-    assert (tmp_path / "docs" / "reproduction" / "fig5-quick.png").read_bytes() == b"a picture"
+    assert "![Figure 5, scale quick](figures/fig5-quick.svg)" in text
+    assert "Figure 5: ζ* in selected layers" in (tmp_path / "docs" / "figures" / "fig5-quick.svg").read_text(encoding="utf-8")
     assert "61 s" in text
     assert "MNIST" in text
     assert str(tmp_path) not in text.replace((tmp_path / "records").as_posix(), "").replace((tmp_path / "bench").as_posix(), "")

@@ -22,7 +22,6 @@ from isaac_lab.experiments.folder import Folder, view
 from isaac_lab.experiments.grids import losses
 from isaac_lab.experiments.recipe import DECADES, RATES, SCALES, Experiment, Panel
 from isaac_lab.models import AUTOENCODER
-from isaac_lab.report import grids, lines
 
 IDS = ["fig1", "fig2", "fig3", "fig4", "fig5", "tab1", "fig6", "tab2", "figA1", "figA2", "figA3"]
 PNG = b"\x89PNG"
@@ -216,47 +215,6 @@ def test_settings_change_every_run_but_not_what_is_compared() -> None:
 
 
 # Pictures
-
-
-def heat() -> grids.Heat:
-    dampings = (0.01, 1.0, 100.0)
-    cells = {(a, g): 10**-k for k, (a, g) in enumerate((a, g) for a in dampings for g in (*dampings, math.inf))}
-    return grids.Heat("a", "a title", "η: ζ 1", dampings, {**cells, (math.inf, math.inf): math.nan}, "loss")
-
-
-def test_output_damping_grows_to_the_right_and_input_damping_downwards() -> None:
-    own = heat()
-    assert grids.place(own, 0.01, 0.01) == (0, 0)
-    assert grids.place(own, 0.01, 100.0) == (2, 0)
-    assert grids.place(own, 100.0, 0.01) == (0, 2)
-
-
-def test_zeta_star_is_the_last_column_and_the_gradient_the_corner() -> None:
-    own = heat()
-    assert grids.place(own, 0.01, math.inf) == (3 + grids.GAP, 0)
-    assert grids.place(own, math.inf, math.inf) == (3 + grids.GAP, 3 + grids.GAP)
-
-
-def test_brighter_is_better() -> None:
-    assert grids.colour_value(0.01, "loss") > grids.colour_value(0.1, "loss")
-    assert grids.colour_value(0.99, "accuracy") > grids.colour_value(0.9, "accuracy")
-    assert math.isfinite(grids.colour_value(0.0, "loss"))
-    assert math.isfinite(grids.colour_value(1.0, "accuracy"))
-
-
-def test_a_grid_of_nothing_but_diverged_runs_is_drawn(tmp_path: Path) -> None:
-    own = heat()
-    own = replace(own, values=dict.fromkeys(own.values, math.nan))
-    grids.draw([[own]], title="t", subtitle="s", path=tmp_path / "figure")
-    assert (tmp_path / "figure.png").read_bytes().startswith(PNG)
-
-
-def test_curves_end_where_a_run_diverged(tmp_path: Path) -> None:
-    whole = lines.Curve("a", "red", "-", (1.0, 2.0, 3.0), ((3.0, 2.0, 1.0), (3.0, 2.0)), diverged=True)
-    gone = lines.Curve("b", "blue", "-", (), ((), ()), diverged=True)
-    plot = lines.Plot("Training loss", "Epochs", (whole, gone))
-    lines.draw([[plot, replace(plot, seconds=True)]], title="t", subtitle="s", path=tmp_path / "figure")
-    assert (tmp_path / "figure.png").read_bytes().startswith(PNG)
 
 
 @pytest.mark.parametrize("identity", ["fig1", "fig2", "fig3", "fig4", "fig5", "figA1", "figA2", "figA3"])

@@ -27,9 +27,7 @@ def claims(
     bench: Annotated[Path, typer.Option(help="Directory with records of isaac-newton bench.")] = Path("results/bench"),
     page: Annotated[
         Path | None,
-        typer.Option(
-            help="Write the page of all figures and claims as Markdown, such as docs/reproduction.md.", show_default=False
-        ),
+        typer.Option(help="Fill the page of all figures and claims, such as docs/reproduction.md.", show_default=False),
     ] = None,
 ) -> None:
     """Check every claim of the paper on records; each verdict has the figures behind it."""
@@ -39,11 +37,11 @@ def claims(
             f"there is no {str(records)!r} and no {str(bench)!r}; isaac-newton reproduce and isaac-newton bench make records",
             param_hint="'--records'",
         )
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.claims import ledger
         from isaac_lab.config import ConfigError
         from isaac_lab.evidence import Evidence
-        from isaac_lab.report import reproduction
+        from isaac_lab.report import docs, reproduction
         from isaac_lab.store import StoreError
     try:
         evidence = Evidence(records, bench)
@@ -52,10 +50,10 @@ def claims(
         console.print(_counts(found), highlight=False)
         if page is not None:
             check_writable(page.parent, option="--page")
-            names = {"directory": records.as_posix(), "bench": bench.as_posix()}
-            text = reproduction.page(found, evidence, pictures=page.with_suffix(""), **names)
-            page.write_text(text, encoding="utf-8")
+            docs.fill(page, reproduction.blocks(found, evidence, page.parent / "figures"))
             console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
+    except docs.DocsError as error:
+        raise typer.BadParameter(str(error), param_hint="'--page'") from None
     except (StoreError, ConfigError) as error:
         raise typer.BadParameter(str(error), param_hint="'--records' / '--bench'") from None
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from isaac_lab.commands.reproduce import DeviceChoice, check_writable, chosen_device
 
-# torch and matplotlib take seconds to import and `--help` should not: the command imports them.
+# torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
     from isaac_lab.race.course import Course
     from isaac_lab.race.runner import Line, Request
@@ -70,7 +70,7 @@ def race(
     """Tune every method with the same number of trials, then train it with other seeds, and show where it ended."""
     started = time.perf_counter()
     console = Console()
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.data.files import DataError
         from isaac_lab.race import headline, runner
         from isaac_lab.race.course import COURSES, SCALES

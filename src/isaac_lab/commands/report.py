@@ -15,7 +15,7 @@ __all__ = ["report"]
 def report(
     out: Annotated[Path, typer.Option(help="The page; one file that needs no network.")] = Path("out/report.html"),
     results: Annotated[Path, typer.Option(help="Folder with the records: bench, race, reproduce.")] = Path("results"),
-    compatibility: Annotated[Path, typer.Option(help="The page that isaac-newton compatibility wrote.")] = Path(
+    compatibility: Annotated[Path, typer.Option(help="The page that python tests/compatibility.py wrote.")] = Path(
         "docs/compatibility.md"
     ),
 ) -> None:
@@ -31,9 +31,10 @@ def report(
             f"{str(out)!r} is a folder; name a file, such as {str(out / 'report.html')!r}", param_hint="'--out'"
         )
     console = Console()
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.config import ConfigError
         from isaac_lab.page.build import PageError, build, check_installed
+        from isaac_lab.records import write_whole
         from isaac_lab.store import StoreError
     try:
         check_installed()
@@ -45,10 +46,7 @@ def report(
         raise typer.Exit(code=2) from None
     except (StoreError, ConfigError) as error:
         raise typer.BadParameter(str(error), param_hint="'--results'") from None
-    # Whoever looks sees the old page or the whole new one.
-    temporary = out.with_name(f"{out.name}.part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(out)
+    write_whole(out, text)
     size = out.stat().st_size / 1e6
     console.print(
         f"Page: {out} ({size:.1f} MB, {time.perf_counter() - started:.0f} s)", markup=False, highlight=False, soft_wrap=True

@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-# torch and matplotlib take seconds to import and `--help` should not: the command imports them.
+# torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
     from isaac_lab.experiments.folder import View
     from isaac_lab.experiments.recipe import Experiment, Outcome
@@ -85,7 +85,7 @@ def reproduce(
 ) -> None:
     """Train what a figure of the paper needs, draw it, and say where everything is."""
     console = Console()
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.experiments import EXPERIMENTS
         from isaac_lab.experiments.runner import Request
     if id == "list":

@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 
+from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import curves
 from isaac_lab.experiments.curves import Style
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, tuned
 
-__all__ = ["EXPERIMENT", "SELECTIONS", "STYLES", "panels"]
+__all__ = ["ACROSS", "EXPERIMENT", "SELECTIONS", "STYLES", "panels"]
 
 ID = "fig5"
 #: "Small but moderate", says the paper of it; which one it used here it does not say.
 DAMPING = 0.1
+#: Horizontal axes of the picture.
+ACROSS = (curves.SECONDS_LOG, "Epochs")
 
 #: Numbers of the layers with ζ*; none is all.
 SELECTIONS = {
@@ -45,11 +48,10 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
     return (Panel("a", f"ζ* in selected layers, λ = {DAMPING:g}", groups, ID, clocked=groups),)
 
 
-def draw(view: View) -> None:
+def figure(view: View) -> Figure:
     """Training loss over time and epochs."""
-    row = [curves.plot(view, STYLES, "train_loss", axis) for axis in ("seconds", "epoch")]
-    reading = f"λ = {DAMPING:g}."
-    curves.draw(view, [row], title="Figure 5: ζ* in selected layers, training loss", reading=reading)
+    title, reading = "Figure 5: ζ* in selected layers, training loss", f"λ = {DAMPING:g}."
+    return curves.figure(view, STYLES, curves.QUANTITIES, title=title, across=ACROSS, reading=reading)
 
 
 EXPERIMENT = Experiment(
@@ -57,6 +59,7 @@ EXPERIMENT = Experiment(
     "Figure 5",
     "5-layer classifier with ζ* in selected layers: training loss per CPU time and epoch",
     panels,
-    draw,
+    curves.numbers,
+    figure,
     executor="local",
 )

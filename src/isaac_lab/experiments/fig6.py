@@ -23,7 +23,7 @@ from isaac_lab.experiments.folder import Folder, View, read_json
 from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.progress import Update
 from isaac_lab.records import origin, write
-from isaac_lab.report import courses
+from isaac_lab.report.figures import courses
 from isaac_lab.significance import against
 from isaac_lab.store import StoreError
 from isaac_lab.trials import pool, times
@@ -61,20 +61,18 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Method:
-    """A way to condition: its name in tables, and its line."""
+    """A way to condition: its name in tables."""
 
     label: str
-    hue: str
-    style: str = "-"
 
 
 #: By conditioning, a key of `trials.methods.CONDITIONINGS`; the paper has the first two.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
-        "none": Method("∇", "black"),
-        "last": Method("ζ*, last layer", "red"),
-        "reduce": Method("ζ*, all layers, reduce", "blue"),
-        "max_rows": Method("ζ*, all layers, 256 rows", "orange", "--"),
+        "none": Method("∇"),
+        "last": Method("ζ*, last layer"),
+        "reduce": Method("ζ*, all layers, reduce"),
+        "max_rows": Method("ζ*, all layers, 256 rows"),
     }
 )
 
@@ -357,31 +355,15 @@ def _words(trial: Mapping[str, Any]) -> str:
     return f"({next(found)}) {method} η {trial['learning_rate']:g} seed {trial['seed']}"
 
 
-def draw(view: View) -> None:
-    """The figure, its numbers and the summary; raises `StoreError` where there is no run."""
+def write_all(view: View) -> None:
+    """The numbers and the summary; raises `StoreError` where there is no run."""
     known = cells(view)
     if not any(cell.records for cell in known.values()):
         raise StoreError(
             f"there is no run of fig6 in {view.directory / 'records'}; "
             f"isaac-newton reproduce fig6 --scale {view.scale.name} trains it"
         )
-    whole = summary(view)
-    methods = [name for name in METHODS if any(known[setting, name].records for setting in SETTINGS)]
-    panels = {
-        f"({name}) {setting.title}": [
-            courses.Course(METHODS[own].label, METHODS[own].hue, METHODS[own].style, known[name, own].accuracies())
-            for own in methods
-        ]
-        for name, setting in SETTINGS.items()
-    }
-    seeds = sorted({curve["n"] for panel in whole["panels"] for curve in panel["curves"]})
-    note = f"Test accuracy. Mean over {' or '.join(map(str, seeds))} seed{'' if seeds == [1] else 's'}"
-    note += "." if seeds == [1] else "; bands: one standard deviation on either side."
-    subtitle = (
-        f"{whole['data']} · scale “{view.scale.name}” · {_epochs(whole['epochs'])}, cosine schedule · batch {whole['batch']}"
-    )
-    courses.draw(panels, title=_title(whole["data"]), subtitle=f"{subtitle}\n{note}", path=view.directory / "figure")
-    write(view.directory / "summary.json", whole)
+    write(view.directory / "summary.json", summary(view))
     with (view.directory / "numbers.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(COLUMNS)
@@ -570,7 +552,8 @@ EXPERIMENT = Experiment(
     "Figure 6",
     "ResNet-18 on CIFAR-10 with and without momentum and weight decay, ζ* in the last layer and in all",
     lambda scale: (),
-    draw,
+    write_all,
+    lambda view: courses(summary(view)),
     executor="local",
     measure=measure,
     table=table,

@@ -36,18 +36,17 @@ TUNING_SEED = 0
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: its label, a key of `trials.methods.CONDITIONINGS`, and a key of `HUES`."""
+    """A row of the table: its label, a key of `trials.methods.CONDITIONINGS`."""
 
     label: str
     conditioning: str
-    hue: str
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
-        "gradient": Method("∇", "none", "black"),
-        "expand": Method("ζ*", "zeta_star", "red"),
-        "reduce": Method("ζ* reduce", "reduce", "blue"),
+        "gradient": Method("∇", "none"),
+        "expand": Method("ζ*", "zeta_star"),
+        "reduce": Method("ζ* reduce", "reduce"),
     }
 )
 

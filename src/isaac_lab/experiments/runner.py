@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from isaac_lab import executors
+from isaac_lab.charts.draw import pictures
 from isaac_lab.config import Config, ConfigError
 from isaac_lab.data.sets import load
 from isaac_lab.experiments import clock, recipe
@@ -117,7 +118,8 @@ def draw(experiment: Experiment, request: Request) -> View:
             f"isaac-newton reproduce {experiment.id} --scale {request.scale} trains it"
         )
     known.directory.mkdir(parents=True, exist_ok=True)
-    experiment.draw(known)
+    experiment.write(known)
+    pictures(experiment.figure(known), known.directory / "figure")
     return known
 
 

@@ -43,7 +43,7 @@ from isaac_lab.experiments.folder import View, read_json
 from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.progress import Update
 from isaac_lab.records import origin, write
-from isaac_lab.report import intervals
+from isaac_lab.report.figures import scores
 from isaac_lab.significance import against
 from isaac_lab.store import StoreError
 from isaac_lab.trials import pool, times
@@ -386,11 +386,10 @@ def _notes(run: Run, device: str, ratios: Mapping[str, Any], spent: str) -> list
     return [f"The encoder is {run.model}. {other}", *notes]
 
 
-def draw(view: View) -> None:
-    """The figure, numbers.csv and summary.json."""
+def write_all(view: View) -> None:
+    """Numbers.csv and summary.json."""
     found = summary(view)
     write(view.directory / "summary.json", found)
-    intervals.draw(found, {name: method.hue for name, method in METHODS.items()}, view.directory / "figure")
     run, _ = _found(view)
     store = Store(view.directory / "records")
     metrics = list(dict.fromkeys(metric for task in TASKS for metric in task.metrics))
@@ -447,7 +446,8 @@ EXPERIMENT = Experiment(
     "Table 1",
     "the encoder of --model fine-tuned on CoLA, MRPC and STS-B: scores of ∇ and ζ* over seeds",
     lambda scale: (),
-    draw,
+    write_all,
+    lambda view: scores(summary(view)),
     executor="local",
     measure=measure,
     table=table,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from isaac_lab.charts.draw import pictures
 from isaac_lab.data.files import DataError
 from isaac_lab.demo import one_thread
 from isaac_lab.race import draw, files, standings, tables, tuning
@@ -345,7 +346,7 @@ def _write(folder: Path) -> None:
     _replace(folder / "summary.json", files.as_json(summary))
     _replace(folder / "table.md", tables.markdown(summary))
     _replace(folder / "numbers.csv", files.as_csv(about, store, summary))
-    draw.draw(summary, folder / "figure")
+    pictures(draw.figure(summary), folder / "figure")
 
 
 def _read(path: Path) -> dict[str, Any]:
