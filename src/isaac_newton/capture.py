@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -127,8 +128,8 @@ class CapturedStep:
                 raise RuntimeError(
                     "the training step cannot be captured into a CUDA graph. It must not look at values on the device "
                     "(.item(), .cpu(), print(loss), an `if` on a tensor) nor allocate pinned memory, optimizers must be "
-                    "capturable, and no tensor may hold on to the graph of an earlier step (`del loss` before). What CUDA "
-                    f"said: {error}"
+                    "capturable, and no tensor may hold on to the graph of an earlier step (`del loss` before)."
+                    f"{_about_ranks()} What CUDA said: {error}"
                 ) from error
         if self._rates.state() != before:
             raise RuntimeError(
@@ -140,6 +141,16 @@ class CapturedStep:
             # The capture computed nothing; the replay that follows counts.
             run.backward_passes = count
         self._graph = graph
+
+
+def _about_ranks() -> str:
+    """What else may be in the way where processes train together."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return ""
+    return (
+        " A model in DistributedDataParallel cannot be captured: its reducer waits on the host. Capture the step of the model "
+        "itself, and average the gradients in train_step with torch.distributed.all_reduce."
+    )
 
 
 def _without_graph(result: Any) -> Any:

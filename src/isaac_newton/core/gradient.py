@@ -212,7 +212,7 @@ def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
             _begin(use)
     elif torch_private.saves_elsewhere():
         use.kept = None  # autograd saves it, as whoever hooks it wants
-    elif use.slice is None and run.options.ranks is None and _has_few_rows(use):
+    elif use.own or (use.slice is None and run.options.ranks is None and _has_few_rows(use)):
         use.wait()
 
 

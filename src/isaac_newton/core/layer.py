@@ -84,7 +84,8 @@ class ConditionedLayer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned in training mode, the original one otherwise."""
-        module, adapter = self.module, self.adapter
+        module, adapter = self._module, self.adapter
+        assert module is not None
         assert adapter is not None
         if module.training and torch.is_grad_enabled():
             return adapter(module, self, *args, **kwargs)

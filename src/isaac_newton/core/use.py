@@ -121,7 +121,7 @@ class Use:
 def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditioner]:
     """Stages 1 to 3, once for each key; failures go to the layers' statistics."""
     first: dict[Hashable, Use] = {}
-    keys = [use.key for use in uses]
+    keys = [use.key for use in uses] if len(uses) > 1 else [None]
     for key, use in zip(keys, uses, strict=True):
         first.setdefault(key, use)
     distinct = list(first.values())
