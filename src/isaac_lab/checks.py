@@ -11,7 +11,7 @@ from isaac_lab.evidence import Check, Evidence, Finding, Verdict
 from isaac_lab.experiments.fig5 import SELECTIONS
 from isaac_lab.experiments.grids import accuracies, losses
 from isaac_lab.experiments.recipe import RATES, Outcome
-from isaac_lab.store import Record
+from isaac_lab.record import Record
 
 #: Whether a panel passes, and the figures that say so.
 Test: TypeAlias = Callable[[Outcome], tuple[bool, str]]
@@ -54,13 +54,13 @@ def unstable(records: Sequence[Record]) -> bool:
 
 
 def _jumps(record: Record) -> bool:
-    if record.status == "diverged":
+    if not record.finished:
         return True
     lowest = math.inf
-    for point in record.points:
-        if not math.isfinite(point.train_loss) or point.train_loss > JUMP * lowest:
+    for loss in record.column("train_loss"):
+        if not math.isfinite(loss) or loss > JUMP * lowest:
             return True
-        lowest = min(lowest, point.train_loss)
+        lowest = min(lowest, loss)
     return False
 
 
@@ -102,26 +102,27 @@ def _row(outcome: Outcome) -> list[float]:
 def _final(outcome: Outcome, group: str) -> float:
     """Final training loss of a curve, mean over seeds; infinite where one diverged."""
     records = outcome.records[group]
-    if not records or any(record.status != "finished" for record in records):
+    if not records or not all(record.finished for record in records):
         return math.inf
-    return fmean(record.points[-1].train_loss for record in records)
+    return fmean(record.final("train_loss") for record in records)
 
 
-def _by_epoch(outcome: Outcome, group: str) -> dict[int, float]:
-    """Training loss of a curve at each epoch after the start, mean over seeds, as far as all seeds go."""
-    rows = [{point.epoch: point.train_loss for point in record.points if point.epoch} for record in outcome.records[group]]
+def _by_step(outcome: Outcome, group: str) -> dict[int, float]:
+    """Training loss of a curve at each measurement after the start, mean over seeds, as far as all seeds go."""
+    rows = [
+        {int(point["step"]): math.nan if point["train_loss"] is None else point["train_loss"] for point in record.points[1:]}
+        for record in outcome.records[group]
+    ]
     common = set.intersection(*(set(row) for row in rows)) if rows else set()
-    return {epoch: fmean(row[epoch] for row in rows) for epoch in sorted(common)}
+    return {step: fmean(row[step] for row in rows) for step in sorted(common)}
 
 
 def _at_time(outcome: Outcome, group: str, per_step: float, seconds: float) -> float:
     """Training loss after so many seconds, straight between epochs on a logarithmic scale; infinite before the first epoch."""
     records = outcome.records[group]
-    if not records or any(record.status == "diverged" for record in records):
+    if not records or not all(record.finished for record in records):
         return math.inf
-    values = _by_epoch(outcome, group)
-    steps = {point.epoch: point.step for point in records[0].points}
-    known = [(steps[epoch] * per_step, loss) for epoch, loss in values.items()]
+    known = [(step * per_step, loss) for step, loss in _by_step(outcome, group).items()]
     if not known or seconds < known[0][0]:
         return math.inf
     for (early, above), (late, below) in pairwise(known):
@@ -253,7 +254,7 @@ def almost_identical(outcome: Outcome) -> tuple[bool, str]:
     groups = ("kfac 0.1", "zeta 0.1", "zeta_star 0.1")
     if any(math.isinf(_final(outcome, group)) for group in groups):
         return False, f"diverged: {', '.join(group for group in groups if math.isinf(_final(outcome, group)))}"
-    curves = [_by_epoch(outcome, group) for group in groups]
+    curves = [_by_step(outcome, group) for group in groups]
     spread = [max(values) / min(values) - 1 for values in zip(*(curve.values() for curve in curves), strict=True)]
     ends = ", ".join(f"{name} {_final(outcome, group):.4g}" for name, group in zip(("K-FAC", "ζ", "ζ*"), groups, strict=True))
     text = f"at the end {ends}; difference at the end {spread[-1]:.1%}, median over epochs {median(spread):.1%}"
@@ -322,7 +323,7 @@ def best_per_time(evidence: Evidence) -> Finding:
     seconds = {group: evidence.seconds("fig2", "a", group) for group in outcome.records}
     if any(value is None for value in seconds.values()):
         return unknown("missing: step times of fig2")
-    plain = max((record.points[-1].step for record in outcome.records["gradient"]), default=0) * (seconds["gradient"] or 0.0)
+    plain = max((record.points[-1]["step"] for record in outcome.records["gradient"]), default=0) * (seconds["gradient"] or 0.0)
     values = {group: _at_time(outcome, group, seconds[group] or 0.0, plain) for group in outcome.records}
     text = f"training loss after {plain:.3g} s on one CPU thread, when ∇ is through: "
     ends = {group: "–" if math.isinf(value) else f"{value:.4g}" for group, value in sorted(values.items(), key=_second)}
@@ -365,7 +366,7 @@ def selected_layers_beat(names: Sequence[str]) -> Check:
 
 
 def _seeds(outcome: Outcome) -> str:
-    count = len({record.config.seed for record in outcome.all()})
+    count = len({record.trial.seed for record in outcome.all()})
     return f"mean of {count} seeds" if count > 1 else "one seed"
 
 

@@ -49,7 +49,7 @@ def outperforms(task: Task, method: str) -> Check:
     """A method is ahead of ∇ in all scores of a task."""
 
     def check(evidence: Evidence) -> Finding:
-        for scale, summary in evidence.summaries("tab1", "rows", "columns", "tried", "model").items():
+        for scale, summary in evidence.summaries("tab1").items():
             ours, plain = (_cells(summary, name, task) for name in (method, PLAIN))
             if not _enough(ours, plain):
                 continue
@@ -68,7 +68,7 @@ def outperforms(task: Task, method: str) -> Check:
 
 def adam_works(evidence: Evidence) -> Finding:
     """With Adam, ζ* trains CoLA and MRPC: no run diverged, and no score is behind that of ∇."""
-    for scale, summary in evidence.summaries("tab1", "rows", "columns", "tried", "model").items():
+    for scale, summary in evidence.summaries("tab1").items():
         pairs = [(task, _cells(summary, "expand", task), _cells(summary, PLAIN, task)) for task in (COLA, MRPC)]
         if not all(_enough(ours, plain) for _, ours, plain in pairs):
             continue
@@ -84,7 +84,7 @@ def adam_works(evidence: Evidence) -> Finding:
 
 def adam_fails_on_similarity(evidence: Evidence) -> Finding:
     """On STS-B the best setting of ζ* with Adam is behind the best with SGD and momentum."""
-    for scale, summary in evidence.summaries("tab1", "rows", "columns", "tried", "model").items():
+    for scale, summary in evidence.summaries("tab1").items():
         adam, momentum = (_best(summary, task) for task in (STSB_WITH_ADAM, STSB))
         if adam is None or momentum is None:
             continue

@@ -69,7 +69,7 @@ def _accuracy(cell: Mapping[str, Any]) -> str:
 
 def _known(evidence: Evidence) -> tuple[dict[str, Difference], str]:
     """The differences at the largest scale that has all settings, else at the one that has most of them."""
-    found = [(differences(summary), scale) for scale, summary in evidence.summaries("fig6", "rows", "times").items()]
+    found = [(differences(summary), scale) for scale, summary in evidence.summaries("fig6").items()]
     return max(found, key=lambda item: len(item[0]), default=({}, ""))
 
 
@@ -113,7 +113,7 @@ def within_one_percent(mode: str) -> Check:
     """A step of ζ* in the last layer takes as long as one of ∇."""
 
     def check(evidence: Evidence) -> Finding:
-        for scale, summary in evidence.summaries("fig6", "rows", "times").items():
+        for scale, summary in evidence.summaries("fig6").items():
             times = summary["times"].get(mode)
             if times is None or OURS not in times["methods"] or "gpu" not in times["machine"]:
                 continue

@@ -26,6 +26,7 @@ from isaac_lab.commands.race import race
 from isaac_lab.commands.report import report
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.commands.scaling import scaling as scaling_on_paper
+from isaac_lab.commands.training import named_errors
 
 # torch and matplotlib take seconds to import and `--help` should not: the commands import them.
 if TYPE_CHECKING:
@@ -33,8 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="ISAAC Newton: see and measure what it does to training.")
-bench = typer.Typer(no_args_is_help=True, help="Measure the time and memory of a training step.")
+# Without rich, whose help cuts the names of options at 80 columns.
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="ISAAC Newton: see and measure what it does to training.",
+)
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure the time and memory of a training step.")
 app.add_typer(bench, name="bench")
 app.add_typer(data.app, name="data")
 app.command()(reproduce)
@@ -264,7 +271,7 @@ def page(
     ),
 ) -> None:
     """Write the page of all records as Markdown."""
-    from isaac_lab.records import read
+    from isaac_lab.records import read, write_whole
     from isaac_lab.report import benchmarks
 
     found = read(records)
@@ -274,7 +281,8 @@ def page(
         )
     _check_writable(out.parent)
     text = benchmarks.page(found, directory=records.as_posix(), figures=out.with_suffix(""))
-    out.write_text(text, encoding="utf-8")
+    with named_errors():
+        write_whole(out, text)
     Console().print(f"Page: {out}, from {len(found)} record{'' if len(found) == 1 else 's'}.", markup=False, soft_wrap=True)
 
 

@@ -1,11 +1,13 @@
-"""Where a run's numbers come from (hardware, versions, time, commit), and how they are written and read."""
+"""Where a run's numbers come from (hardware, versions, time, commit), and how files are written: whole or not at all."""
 
+import contextlib
 import importlib.util
 import json
 import math
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +16,11 @@ from typing import Any
 
 import isaac_newton
 
-__all__ = ["installed", "origin", "plain", "read", "write"]
+__all__ = ["StoreError", "installed", "origin", "plain", "read", "write", "write_whole"]
+
+
+class StoreError(Exception):
+    """Records that cannot be read, gone on with, or written; the message says which and what to do."""
 
 
 def origin(*, threads: int, packages: Iterable[str] = ("torch",), device: str = "cpu") -> dict[str, Any]:
@@ -45,7 +51,31 @@ def origin(*, threads: int, packages: Iterable[str] = ("torch",), device: str = 
 
 def write(path: Path, record: dict[str, Any]) -> None:
     """Write a record as JSON."""
-    path.write_text(json.dumps(plain(record), indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(path, (json.dumps(plain(record), indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Write a file so that whoever looks sees the old one or the whole new one, also after a kill or on a full disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f"{path.name}.", suffix=".part", delete=False) as file:
+        part = Path(file.name)
+        try:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException as error:
+            part.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(path)
+            raise
+    part.chmod(0o644)
+    part.replace(path)
+    with contextlib.suppress(OSError):  # a directory cannot be opened on every system; then the rename is all there is
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def read(directory: Path) -> dict[str, dict[str, Any]]:

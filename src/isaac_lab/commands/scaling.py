@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from isaac_lab.commands.reproduce import check_writable
+from isaac_lab.commands.training import check_writable
 from isaac_lab.scaling import LIMIT, MACHINES, SHAPES, Machine, Workload
 
 __all__ = ["scaling"]
@@ -71,6 +71,7 @@ def scaling(
         _measure(record, bench, rounds, console)
         if page is None:
             return
+    from isaac_lab.records import write_whole
     from isaac_lab.report import scaling as report
     from isaac_lab.report import scaling_figure
 
@@ -95,7 +96,7 @@ def scaling(
     options += [f"--set {shlex.quote(one)}" for one in assume or []]
     command = " ".join(["isaac-newton scaling --page", page.as_posix(), *options])
     text = report.page(plan, checked, picture=f"{picture.parent.name}/{picture.name}", command=command)
-    page.write_text(text, encoding="utf-8")
+    write_whole(page, text)
     console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,6 +1,7 @@
 """Experiments that are curves of training: from records to lines over time, steps or epochs, and a table of numbers."""
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from typing import Literal
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Outcome
 from isaac_lab.experiments.words import setting
+from isaac_lab.record import Point, Record
+from isaac_lab.records import write_whole
 from isaac_lab.report import lines
-from isaac_lab.store import Point, Record
+from isaac_lab.trial import Trial
 
-__all__ = ["Style", "clock_label", "draw", "numbers", "plot"]
+__all__ = ["Style", "clock_label", "draw", "numbers", "place", "plot"]
 
 Quantity = Literal["train_loss", "test_loss", "test_accuracy"]
 Axis = Literal["seconds", "step", "epoch"]
@@ -49,7 +52,7 @@ def draw(view: View, rows: Sequence[Sequence[lines.Plot]], *, title: str, readin
     """Write the figure with these plots, and the numbers beside it."""
     note = f"{reading} " if reading else ""
     note += "η is tuned for each curve." + (" Bands: from the lowest to the highest seed." if _seeds(view) > 1 else "")
-    lines.draw(rows, title=title, subtitle=f"{setting(view)}\n{note}", path=view.directory / "figure")
+    lines.draw(rows, title=title, subtitle=f"{setting(view)}\n{note}", path=view.figures / "figure")
     numbers(view)
 
 
@@ -70,7 +73,8 @@ def plot(view: View, styles: Mapping[str, Style], quantity: Quantity, axis: Axis
 def clock_label(view: View) -> str:
     """What the seconds are."""
     methods = [method for record in view.steps.values() for method in record["methods"]]
-    kfac = {method["implementation"] for method in methods if method["implementation"].startswith("K-FAC")}
+    made = {method.get("implementation", "K-FAC, explicit factors" if "kfac" in method["name"] else "") for method in methods}
+    kfac = {name for name in made if name.startswith("K-FAC")}
     by = f"; {' and '.join(sorted(kfac))}" if kfac else ""
     return f"Seconds on one CPU thread\n(steps × time of a step, measured alone{by})"
 
@@ -81,35 +85,43 @@ def _curve(outcome: Outcome, name: str, style: Style, quantity: Quantity, axis: 
     skip = 1 if axis == "seconds" else 0
     rows = tuple(tuple(_value(point, quantity) for point in _finite(record)[skip:]) for record in records)
     longest = max((_finite(record)[skip:] for record in records), key=len, default=[])
-    x = tuple(point.step * per_step if axis == "seconds" else float(getattr(point, axis)) for point in longest)
+    x = tuple(place(point, axis, records[0].trial, per_step) for point in longest)
     diverged = not records or any(record.status == "diverged" for record in records)
     return lines.Curve(style.label, style.hue, style.style, x, rows, diverged, style.width)
 
 
+def place(point: Point, axis: str, trial: Trial, per_step: float = 1.0) -> float:
+    """Where a measurement stands on an axis."""
+    if axis == "epoch":
+        return float(point["step"] * trial.points / trial.steps)
+    return float(point["step"] * per_step) if axis == "seconds" else float(point["step"])
+
+
 def _finite(record: Record) -> list[Point]:
-    return [point for point in record.points if math.isfinite(point.train_loss)]
+    return [point for point in record.points if point["train_loss"] is not None]
 
 
 def _value(point: Point, quantity: Quantity) -> float:
-    value = getattr(point, quantity)
+    value = point.get(quantity)
     return math.nan if value is None else float(value)
 
 
 def _seeds(view: View) -> int:
-    return len({record.config.seed for outcome in view.outcomes for record in outcome.all()})
+    return len({record.trial.seed for outcome in view.outcomes for record in outcome.all()})
 
 
 def numbers(view: View) -> None:
     """One line for each point of each run."""
-    with (view.directory / "numbers.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
-        for outcome in view.outcomes:
-            seconds = view.seconds_per_step(outcome.panel.name)
-            for name, records in outcome.records.items():
-                for record in records:
-                    run = [outcome.panel.name, name, record.config.learning_rate, record.config.seed, record.status]
-                    for point in record.points:
-                        spent = f"{point.step * seconds[name]:.6g}" if name in seconds else ""
-                        values = [point.train_loss, point.test_loss, point.test_accuracy]
-                        table.writerow([*run, point.epoch, point.step, spent, *values])
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for outcome in view.outcomes:
+        seconds = view.seconds_per_step(outcome.panel.name)
+        for name, records in outcome.records.items():
+            for record in records:
+                run = [outcome.panel.name, name, record.trial.learning_rate, record.trial.seed, record.status]
+                for point in record.points:
+                    spent = f"{point['step'] * seconds[name]:.6g}" if name in seconds else ""
+                    values = [point.get(name) for name in COLUMNS[-3:]]
+                    table.writerow([*run, round(place(point, "epoch", record.trial)), point["step"], spent, *values])
+    write_whole(view.figures / "numbers.csv", file.getvalue())

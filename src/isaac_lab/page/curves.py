@@ -1,11 +1,10 @@
 """The section of the paper's curves: Figures 2, 5, A1 and A2."""
 
-import math
 from collections.abc import Mapping
 
 from isaac_lab.evidence import Evidence
 from isaac_lab.experiments import EXPERIMENTS, fig2, fig5, figa1
-from isaac_lab.experiments.curves import TITLES, Style
+from isaac_lab.experiments.curves import TITLES, Style, place
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Outcome
 from isaac_lab.experiments.words import setting
@@ -14,7 +13,7 @@ from isaac_lab.page.lines import Axis, Line
 from isaac_lab.page.origins import of_view
 from isaac_lab.page.parts import Block, Figure, Heading, Method, Missing, Paragraph, Row, Section, Table, identifier
 from isaac_lab.page.words import number, percent
-from isaac_lab.store import Record
+from isaac_lab.record import Record
 
 __all__ = ["section"]
 
@@ -72,7 +71,7 @@ def _figure(view: View) -> Figure:
         over = lines.mean(style.label, runs, "epoch", QUANTITIES)
         drawn += [over] if over else []
         if len(runs) > 1:
-            seeds = (record.config.seed for record in outcome.records[name])
+            seeds = (record.trial.seed for record in outcome.records[name])
             drawn += [Line(style.label, f"seed {seed}", run) for seed, run in zip(seeds, runs, strict=True)]
         ends.append(_end(style.label, outcome, name, over, quantities))
     methods = lines.apart(methods)
@@ -106,19 +105,13 @@ def _figure(view: View) -> Figure:
 
 def _columns(view: View, outcome: Outcome, name: str, record: Record) -> dict[str, list[float | None]]:
     per_step = view.seconds_per_step(outcome.panel.name).get(name)
-    points = [point for point in record.points if math.isfinite(point.train_loss)]
+    points = [point for point in record.points if point["train_loss"] is not None]
     return {
-        "step": [point.step for point in points],
-        "epoch": [point.epoch for point in points],
-        "seconds": [None if per_step is None else point.step * per_step for point in points],
-        "train_loss": [point.train_loss for point in points],
-        "test_loss": [_finite(point.test_loss) for point in points],
-        "test_accuracy": [point.test_accuracy for point in points],
+        "step": [point["step"] for point in points],
+        "epoch": [round(place(point, "epoch", record.trial)) for point in points],
+        "seconds": [None if per_step is None else point["step"] * per_step for point in points],
+        **{quantity: [point.get(quantity) for point in points] for quantity in QUANTITIES},
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _format(quantity: str) -> str:

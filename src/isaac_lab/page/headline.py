@@ -67,10 +67,10 @@ def _grid(evidence: Evidence) -> Tile | None:
         return None
     factor = plain / star if star < plain else star / plain
     word = "lower" if star < plain else "higher"
-    configs = [record.config for record in found.all()]
+    records = found.all()
     label = f"{word} training loss with ζ* than with plain SGD, each at its best"
-    setting = f"5 layers, {found.panel.title}, {configs[0].epochs} epochs, scale “{found.scale}”"
-    detail = f"{number(star)} against {number(plain)}: {data_of(configs)}, {setting}."
+    setting = f"5 layers, {found.panel.title}, {records[0].trial.points} epochs, scale “{found.scale}”"
+    detail = f"{number(star)} against {number(plain)}: {data_of(records)}, {setting}."
     return Tile(times(factor), label, detail, "grids")
 
 

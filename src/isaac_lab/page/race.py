@@ -11,6 +11,8 @@ from isaac_lab.page.lines import Axis, Line, Target
 from isaac_lab.page.parts import Block, Figure, Heading, Method, Missing, Paragraph, Row, Section, Table, identifier
 from isaac_lab.page.summaries import Summary, checked, find
 from isaac_lab.page.words import number, percent, spread, times
+from isaac_lab.race.standings import summarize
+from isaac_lab.record import Store
 
 __all__ = ["Standing", "section", "standings", "summaries"]
 
@@ -46,7 +48,7 @@ def summaries(results: Path, directory: str) -> list[Summary]:
     def name(path: Path) -> str:
         return f"{directory}/{path.relative_to(results).as_posix()}"
 
-    return [summary for folder in folders for summary in find(folder, "race", name)]
+    return [summary for folder in folders for summary in find(folder, name, lambda path, _: summarize(Store(path)))]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isaac_lab.evidence import Evidence
 from isaac_lab.page import lines
 from isaac_lab.page.lines import Axis, Line
 from isaac_lab.page.parts import Block, Chart, Figure, Heading, Method, Missing, Paragraph, Row, Section, Table, identifier
@@ -16,7 +17,7 @@ TITLES = {"tab1": "Table 1", "fig6": "Figure 6"}
 HUES = ("black", "red", "blue", "orange", "green", "pink", "sky", "yellow", "grey")
 
 
-def section(results: Path, directory: str) -> Section:
+def section(results: Path, directory: str, evidence: Evidence) -> Section:
     """Whatever there is of both."""
 
     def name(path: Path) -> str:
@@ -24,7 +25,7 @@ def section(results: Path, directory: str) -> Section:
 
     blocks: list[Block] = []
     for kind, title in TITLES.items():
-        found = find(results / "reproduce" / kind, kind, name)
+        found = find(results / "reproduce" / kind, name, lambda _, scale, kind=kind: evidence.summary(kind, scale))  # type: ignore[misc]
         if not found:
             blocks += [Heading(kind, title), Missing(title, f"isaac-newton reproduce {kind} --scale quick")]
         for place, summary in enumerate(found):

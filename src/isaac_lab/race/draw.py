@@ -1,7 +1,7 @@
 """The picture of a race: the loss over steps and over seconds, ours in strong colours, rivals in paler ones, broken."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ CEILING = 1.15
 WIDTH, HEIGHT, LEGEND = 11.6, 4.6, 2.9
 
 
-def draw(summary: Record, path: Path) -> None:
-    """Write `path` with the suffixes .png and .svg."""
+def draw(summary: Record, path: Path, suffixes: Sequence[str] = ("png", "svg")) -> None:
+    """Write `path` with these suffixes."""
     subtitle = wrapped(_subtitle(summary), WIDTH)
     height = HEIGHT + 0.2 * len(subtitle.splitlines())
     figure = sheet(WIDTH, height)
@@ -54,7 +54,7 @@ def draw(summary: Record, path: Path) -> None:
         style: dict[str, Any] = {"frameon": False, "fontsize": 9, "handlelength": 3.2}
         figure.legend(handles, labels, loc="center right", bbox_to_anchor=place, **style)
     figure.tight_layout(rect=(0, 0, 1 - LEGEND / WIDTH, free), w_pad=1.5)
-    save(figure, path)
+    save(figure, path, suffixes)
 
 
 def _subtitle(summary: Record) -> str:

@@ -1,14 +1,15 @@
 """What pages say of the races: how much faster than the optimizers that people would pick, in one table, and each race."""
 
-import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.race.course import COURSES
-from isaac_lab.race.standings import speed_up
+from isaac_lab.race.draw import draw
+from isaac_lab.race.standings import speed_up, summarize
 from isaac_lab.race.tables import markdown, ordered, speed
+from isaac_lab.record import Store
+from isaac_lab.records import write_whole
 
 __all__ = ["PageError", "fill", "headline", "marks", "sections", "summaries"]
 
@@ -29,8 +30,8 @@ class PageError(Exception):
 
 def summaries(races: Path) -> dict[Path, dict[str, Any]]:
     """By folder, the races on each workload, the largest scale first, in the order of the workloads."""
-    paths = [races / workload / scale / "summary.json" for workload in COURSES for scale in SCALES]
-    return {path.parent: json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()}
+    folders = [races / workload / scale for workload in COURSES for scale in SCALES]
+    return {folder: summarize(Store(folder)) for folder in folders if (folder / "about.json").is_file()}
 
 
 def headline(races: Path) -> str:
@@ -67,12 +68,12 @@ def _cells(race: Record, best: Record | None, rival: Record) -> list[str]:
 
 
 def sections(races: Path, pictures: Path) -> str:
-    """Each race with its picture, which is copied, and everyone in it, as Markdown."""
+    """Each race with its picture, which is drawn, and everyone in it, as Markdown."""
     found = []
     for folder, race in summaries(races).items():
         name = f"{folder.parent.name}-{folder.name}.png"
         pictures.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / "figure.png", pictures / name)
+        draw(race, (pictures / name).with_suffix(""), suffixes=("png",))
         title, table = markdown(race).split("\n", 1)
         alt = f"{race['quantity_title']} of all methods against steps and against seconds"
         found.append(f"#{title}\n\n![{alt}]({pictures.name}/{name})\n{table.rstrip()}")
@@ -98,7 +99,7 @@ def fill(page: Path, races: Path) -> None:
         before, _, rest = text.partition(f"<!-- {mark} -->\n")
         _, end, after = rest.partition(f"<!-- /{mark} -->")
         text = f"{before}<!-- {mark} -->\n{made[mark]()}\n{end}{after}"
-    page.write_text(text, encoding="utf-8")
+    write_whole(page, text)
 
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:

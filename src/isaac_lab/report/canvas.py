@@ -1,11 +1,15 @@
 """A sheet to draw on that needs no display, and how it becomes a file: PNG and SVG, the same bytes for the same numbers."""
 
+import io
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from isaac_lab.records import write_whole
 
 __all__ = ["GREY", "INCH", "headline", "save", "sheet", "wrapped"]
 
@@ -38,9 +42,11 @@ def headline(figure: Figure, title: str, subtitle: str) -> float:
     return 1 - (0.55 + 0.2 * len(subtitle.splitlines())) / height
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write `path` with the suffixes .png and .svg."""
-    figure.savefig(path.with_suffix(".png"))
-    # No date, and no random names inside.
-    with mpl.rc_context({"svg.hashsalt": "isaac-newton"}):
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+def save(figure: Figure, path: Path, suffixes: Sequence[str] = ("png", "svg")) -> None:
+    """Write `path` with these suffixes, each file whole or not at all."""
+    for suffix in suffixes:
+        file = io.BytesIO()
+        # No date, and no random names inside.
+        with mpl.rc_context({"svg.hashsalt": "isaac-newton"}):
+            figure.savefig(file, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
+        write_whole(path.with_suffix(f".{suffix}"), file.getvalue())

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from isaac_lab.demo import Run, Summary, families, summarize
-from isaac_lab.methods import Method
+from isaac_lab.demo import Method, Run, Summary, families, summarize
 
 __all__ = ["draw", "headline"]
 

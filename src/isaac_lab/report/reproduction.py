@@ -1,18 +1,19 @@
 """The page docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
 
-import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.claims import Claim
 from isaac_lab.evidence import Evidence, Finding, Verdict
 from isaac_lab.experiments import EXPERIMENTS
-from isaac_lab.experiments.folder import View, read_json
-from isaac_lab.experiments.recipe import Experiment
+from isaac_lab.experiments.folder import View
+from isaac_lab.experiments.recipe import Experiment, Outcome
 from isaac_lab.experiments.words import data_of, setting
-from isaac_lab.store import StoreError
+from isaac_lab.records import write_whole
 
 __all__ = ["page"]
 
@@ -35,7 +36,7 @@ epochs Figure 2 has: we take λ = 0.1 and 40 epochs. "Trained in" is the wall-cl
 
 
 def page(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, *, directory: str, bench: str, pictures: Path) -> str:
-    """The whole page; copies the pictures beside it.
+    """The whole page; draws the pictures beside it.
 
     Args:
         ledger: Every claim with its finding.
@@ -84,24 +85,21 @@ def _section(experiment: Experiment, own: Sequence[tuple[Claim, Finding]], evide
 
 
 def _has_figure(view: View) -> bool:
-    return (view.directory / "figure.png").exists()
+    return (view.directory / "trials.jsonl").exists()
 
 
 def _figure(view: View, pictures: Path) -> str:
     text = ""
-    if _has_figure(view):
-        pictures.mkdir(parents=True, exist_ok=True)
+    if view.outcomes or _has_figure(view):
         name = f"{view.experiment.id}-{view.scale.name}.png"
-        try:
-            shutil.copyfile(view.directory / "figure.png", pictures / name)
-        except OSError as error:
-            raise StoreError(f"cannot copy {view.directory / 'figure.png'}: {error.strerror}") from None
+        with tempfile.TemporaryDirectory() as folder:
+            view.experiment.draw(replace(view, drawn=Path(folder)))
+            write_whole(pictures / name, (Path(folder) / "figure.png").read_bytes())
         text += f"![{view.experiment.name}, scale {view.scale.name}]({pictures.name}/{name})\n\n"
     if not view.outcomes:
         return text + _trials(view)
     text += f"{_escape(setting(view))}.\n\n"
-    calls = [(outcome.panel, view.about[outcome.panel.home]["panels"].get(outcome.panel.name)) for outcome in view.outcomes]
-    rows = [_call(view, panel.name, about) for panel, about in calls if about]
+    rows = [row for outcome in view.outcomes if (row := _call(view, outcome))]
     headings = ["Panel", "Data", "Runs", "Trained in", "On", "Command"]
     return text + (_table(headings, rows) if rows else "")
 
@@ -111,17 +109,18 @@ def _trials(view: View) -> str:
     headings, rows = view.experiment.table(view)
     if not rows:
         return "From the records of the [benchmarks](benchmarks.md), which name their commands.\n"
-    about = read_json(view.directory / "summary.json")
+    about = view.experiment.summary(view) if view.experiment.summary else {}
     on = about["machine"].get("gpu") or about["machine"].get("cpu") or "?"
     table = _table(headings, [[_escape(cell) for cell in row] for row in rows])
     notes = "".join(f"- {_escape(note)}\n" for note in about["notes"])
     return f"{table}\n{notes}\n{on}, scale “{view.scale.name}”: `{about['command']}`\n"
 
 
-def _call(view: View, panel: str, about: dict[str, Any]) -> list[str]:
-    outcome = view.outcome(panel)
-    data = data_of(record.config for record in outcome.all()) if outcome else ""
-    calls = about["calls"]
+def _call(view: View, outcome: Outcome) -> list[str]:
+    panel, data = outcome.panel.name, data_of(outcome.all())
+    calls: list[Mapping[str, Any]] = [c for c in view.about[outcome.panel.home].get("calls", ()) if c.get("panel") == panel]
+    if not calls:
+        return []
     on = dict.fromkeys(call["machine"].get("gpu") or call["machine"]["cpu"] or "?" for call in calls)
     how = dict.fromkeys(call["executor"] for call in calls)
     seconds = sum(call["seconds"] for call in calls)
