@@ -16,6 +16,10 @@ BIN := .venv/bin
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
+.venv/.dist: .venv/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dist]'
+	@touch $@
+
 .PHONY: help
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -33,15 +37,20 @@ test: lint ## Lint, types and all tests
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
 .PHONY: lint
-lint: .venv/.dev ## Style, types and the direction of imports
+lint: .venv/.dev ## Style, types, the direction of imports, and plain prose
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/prose.py
 
 .PHONY: docs
 docs: .venv/.docs ## The documentation, into site/
 	@$(BIN)/mkdocs build --strict
+
+.PHONY: dist
+dist: .venv/.dist ## Wheel and sdist, installed into an empty environment, with the README's script run there
+	@$(BIN)/python tools/dist.py
 
 .PHONY: clean
 clean: ## Remove everything that can be made again

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
+import isaac_newton
 from isaac_lab import demo
 from isaac_lab.cli import app
 from isaac_lab.data import digits
@@ -228,3 +229,9 @@ def test_a_diverged_run_is_not_called_an_improvement(loss: float, tmp_path: Path
 def test_a_method_that_cannot_train_is_refused_when_it_is_made(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(demo.METHODS[1], **change)
+
+
+def test_the_version_is_that_of_the_library() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output == f"isaac-newton {isaac_newton.__version__}\n"

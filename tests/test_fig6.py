@@ -498,7 +498,7 @@ def test_the_paper_s_sentences_have_numbers_and_are_about_figure_6() -> None:
     made = claims_resnet.RESNET
     assert [claim.number for claim in made] == ["E4.5", "E4.5e", "E4.6", "E4.7", "E4.8"]
     assert {claim.about for claim in made} == {"fig6"}
-    assert all("standard error" in claim.test for claim in made[2:])
+    assert all("p < 0.05" in claim.test for claim in made[2:])
 
 
 def test_what_was_printed_holds_where_the_records_say_it(tmp_path: Path) -> None:
@@ -510,10 +510,10 @@ def test_what_was_printed_holds_where_the_records_say_it(tmp_path: Path) -> None
     assert finding.scale == "quick"
 
 
-def test_a_difference_within_the_standard_error_is_none(tmp_path: Path) -> None:
+def test_a_difference_that_the_seeds_do_not_show_is_none(tmp_path: Path) -> None:
     fabricated(tmp_path, {**AS_PRINTED, ("a", "last"): (0.9405, 0.9412, 0.9419)})
     found = verdicts(tmp_path)
-    assert found["E4.6"] == found["E4.7"] == Verdict.FAILS
+    assert found["E4.6"] == found["E4.7"] == Verdict.UNDECIDED
     assert found["E4.8"] == Verdict.HOLDS
 
 

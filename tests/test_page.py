@@ -17,16 +17,16 @@ from typer.testing import CliRunner, Result
 
 from isaac_lab import lines as stored
 from isaac_lab.commands.report import report
-from isaac_lab.evidence import Evidence
+from isaac_lab.evidence import Evidence, Verdict
 from isaac_lab.experiments import EXPERIMENTS
 from isaac_lab.experiments.folder import view
 from isaac_lab.experiments.recipe import SCALES
 from isaac_lab.page import build as building
-from isaac_lab.page import lines, promises, words
+from isaac_lab.page import headline, lines, promises, words
 from isaac_lab.page import race as race_page
-from isaac_lab.page.parts import Figure, Heading, Section, Source
+from isaac_lab.page.parts import Figure, Heading, Section, Source, Table, Tiles
 from isaac_lab.page.race import section as race_section
-from isaac_lab.page.race import standings, summaries
+from isaac_lab.page.race import summaries
 from isaac_lab.page.render import page as render
 from isaac_lab.race.standings import summarize
 from isaac_lab.record import FORMAT, Store, StoreError
@@ -387,9 +387,9 @@ def test_words_are_escaped_before_they_are_marked() -> None:
 
 def test_a_race_is_shown_whole(made_up_text: str) -> None:
     text = Elements(made_up_text).text
-    assert "AdamW + ISAAC 1.00 ± 0.050 0.50 × 1,000 ± 0.050 0.0123 ± 0.050 98.00 % ± 5.00 % 0.210 1.02 × 3 0" in text
-    assert "SOAP 0.500 ± 0.050 (2 of 3 seeds)" in text
-    assert f"{EVIL} not reached – not reached" in text
+    assert "AdamW + ISAAC 0.0123 ± 0.050 1,000 ± 0.050 1.00 ± 0.050 98.00 % ± 5.00 % 0.210 1.02 × 3 0" in text
+    assert "SOAP 0.0123 ± 0.050 500 ± 0.050 (2 of 3 seeds) 0.500 ± 0.050 (2 of 3 seeds)" in text
+    assert f"{EVIL} 0.0123 ± 0.050 not reached not reached" in text
     assert "SINGD not run: does not take inputs of three dimensions" in text
     assert "Target: training loss 0.2000 (AdamW, learning rate 0.001)" in text
     assert "learning rate 0.001, damping 0.1" in text
@@ -403,21 +403,37 @@ def test_a_race_is_shown_whole(made_up_text: str) -> None:
     assert {layer["encoding"]["y"].get("datum") for layer in chart["spec"]["layer"]} == {None, 0.2}
 
 
-def test_the_answer_compares_the_best_of_ours_with_its_rivals(made_up_text: str) -> None:
+def test_the_answer_has_the_loss_at_the_end_and_whether_seeds_show_a_difference(made_up_text: str) -> None:
     text = Elements(made_up_text).text
-    assert "MNIST classifier, 5 × 400 (quick) AdamW + ISAAC AdamW + ISAAC 2.00 × – not reached 2.00 × – not reached" in text
+    assert "MNIST classifier, 5 × 400 (quick, n = 3) AdamW 0.01230 0.01230 1, no difference shown" in text
     # The smoke test does not count.
-    assert "1 of 1 race in which a method with ISAAC is first" in text
+    assert "0 of 1 short race in which AdamW + ISAAC has the lowest loss of all at the end" in text
+    assert "short and unevenly tuned" in text
 
 
-def test_a_race_that_is_lost_is_told_as_such(tmp_path: Path) -> None:
-    lost = [method("adamw", "AdamW", [1.0]), method("isaac-adamw", "AdamW + ISAAC", [4.0], ours=True)]
-    never = [method("adamw", "AdamW", [1.0]), method("isaac-adamw", "AdamW + ISAAC", [None], ours=True)]
-    write(tmp_path / "race/a/quick/summary.json", race(methods=lost))
-    write(tmp_path / "race/b/quick/summary.json", race(methods=never))
-    first, second = standings(summaries(tmp_path, "results"))
-    assert (first.first_is_ours, first.ours, first.seconds["adamw"]) == (False, "AdamW + ISAAC", 0.25)
-    assert (second.first_is_ours, second.ours, second.seconds["adamw"]) == (False, None, None)
+@pytest.mark.parametrize(
+    ("ours", "mark", "wins"),
+    [
+        ([0.1, 0.11, 0.12], {4: "good"}, ("1 of 1", "below AdamW in 1 ")),
+        ([0.4, 0.41, 0.42], {4: "bad"}, ("0 of 1", "below AdamW in 0 ")),
+        ([0.1, 0.2, 0.5], {}, ("0 of 1", "below AdamW in 0 ")),
+    ],
+)
+def test_a_race_is_won_or_lost_by_what_the_seeds_show(
+    tmp_path: Path, ours: list[float | None], mark: dict[int, str], wins: tuple[str, str]
+) -> None:
+    ends: dict[str, list[float | None]] = {"adamw": [0.2, 0.21, 0.22], "isaac-adamw": ours}
+    labels = {"adamw": "AdamW", "isaac-adamw": "AdamW + ISAAC"}
+    methods = [method(name, labels[name], [1.0] * 3, ours=name != "adamw", final=spread(end)) for name, end in ends.items()]
+    write(tmp_path / "race/a/quick/summary.json", race(methods=methods))
+    races = summaries(tmp_path, "results")
+    (row,) = next(block for block in race_section(races).blocks if isinstance(block, Table)).rows
+    assert row.marks == mark
+    evidence = Evidence(tmp_path, tmp_path)
+    tiles = headline.section(evidence, races, dict.fromkeys(map(str, Verdict), 0), ()).blocks[0]
+    assert isinstance(tiles, Tiles)
+    assert tiles.tiles[0].number == wins[0]
+    assert wins[1] in tiles.tiles[0].detail
 
 
 def test_all_scales_are_shown_and_smoke_tests_are_marked(tmp_path: Path, made_up_text: str) -> None:
@@ -430,7 +446,7 @@ def test_all_scales_are_shown_and_smoke_tests_are_marked(tmp_path: Path, made_up
     assert [block.charts[0].id for block in blocks if isinstance(block, Figure)] == ["curve-mnist-mlp", "curve-mnist-mlp-quick"]
     text = Elements(made_up_text).text
     assert text.count("Smoke test: it shows that the code runs") == 1
-    assert "A small GPT (smoke test)" in text
+    assert "A small GPT (smoke test, n = 3)" in text
 
 
 def test_table_1_and_figure_6_are_shown_whole(made_up_text: str) -> None:

@@ -35,12 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 # Without rich, whose help cuts the names of options at 80 columns.
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="ISAAC Newton: see and measure what it does to training.",
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure the time and memory of a training step.")
 app.add_typer(bench, name="bench")
 app.add_typer(data.app, name="data")
@@ -50,6 +45,23 @@ app.command()(race)
 app.command()(report)
 app.command("scaling")(scaling_on_paper)
 app.command()(compatibility)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from isaac_newton import __version__
+
+        typer.echo(f"isaac-newton {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """ISAAC Newton: see and measure what it does to training."""
 
 
 def main() -> None:

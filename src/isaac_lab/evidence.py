@@ -20,6 +20,7 @@ class Verdict(enum.StrEnum):
 
     HOLDS = "holds"
     FAILS = "does not hold"
+    UNDECIDED = "no difference shown"
     UNKNOWN = "not enough data"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["claims", "say_own_runs"]
 
-STYLES = {"holds": "green", "does not hold": "bold red", "not enough data": "dim"}
+STYLES = {"holds": "green", "does not hold": "bold red", "no difference shown": "yellow", "not enough data": "dim"}
 
 
 def claims(
@@ -32,7 +32,7 @@ def claims(
         ),
     ] = None,
 ) -> None:
-    """Check every claim of the paper on records: holds, does not hold, or not enough data, with the figures behind it."""
+    """Check every claim of the paper on records; each verdict has the figures behind it."""
     console = Console()
     for path, option, maker in ((records, "--records", "reproduce"), (bench, "--bench", "bench")):
         if not path.is_dir():

@@ -1,4 +1,4 @@
-"""`isaac-newton race`: ISAAC against the optimizers that people would pick instead, tuned alike, to the same loss."""
+"""`isaac-newton race`: ISAAC against the optimizers that people would pick instead, in short races."""
 
 import enum
 import os
@@ -65,7 +65,7 @@ def race(
         ),
     ] = None,
 ) -> None:
-    """Tune every method alike, race them to the loss that tuned AdamW ends at, and show who is there first."""
+    """Tune every method with the same number of trials, then train it with other seeds, and show where it ended."""
     started = time.perf_counter()
     console = Console()
     with console.status("Loading torch and matplotlib …"):

@@ -22,6 +22,7 @@ from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.record import Record, StoreError
 from isaac_lab.records import write_whole
 from isaac_lab.report import courses
+from isaac_lab.significance import against
 from isaac_lab.study import Arm, Result, Search, lowest, resolve, settle
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
@@ -374,13 +375,23 @@ def _numbers(setting: str, conditioning: str, record: Record, steps: int) -> Ite
 
 
 def summary(view: View) -> dict[str, Any]:
-    """What summary.json says: curves, the table of final accuracies, the choices, and the times of steps."""
+    """What the records say together: curves, the table of final accuracies, the choices, and the times of steps."""
     known, budget = cells(view), BUDGETS[view.scale.name]
     records = [record for cell in known.values() for record in cell.records]
     newest = max(records, key=lambda record: record.time)
     methods = [name for name in METHODS if any(known[setting, name].records for setting in SETTINGS)]
     about = view.store.about
     calls = about.get("calls") or [{"command": about.get("command", view.means.call.command)}]
+    columns = [setting.title for setting in SETTINGS.values()]
+    rows = [
+        {
+            "name": name,
+            "label": METHODS[name].label,
+            "ours": name != "none",
+            "cells": [_summary_cell(known[setting, name]) for setting in SETTINGS],
+        }
+        for name in methods
+    ]
     return {
         "kind": "fig6",
         "title": f"{_title(newest.about['data'])}: test accuracy",
@@ -404,16 +415,8 @@ def summary(view: View) -> dict[str, Any]:
             for setting in SETTINGS
             if any(known[setting, name].records for name in methods)
         ],
-        "columns": [setting.title for setting in SETTINGS.values()],
-        "rows": [
-            {
-                "name": name,
-                "label": METHODS[name].label,
-                "ours": name != "none",
-                "cells": [_summary_cell(known[setting, name]) for setting in SETTINGS],
-            }
-            for name in methods
-        ],
+        "columns": columns,
+        "rows": rows,
         "trials": [
             {"setting": setting, "method": name, quantity: value}
             | {
@@ -430,7 +433,7 @@ def summary(view: View) -> dict[str, Any]:
             for trial, value in ended.items()
         ],
         "times": {mode: _summary_times(record) for mode, record in _times(view).items()},
-        "notes": _notes(view, known, methods),
+        "notes": [*_notes(view, known, methods), *(against(rows, columns) if methods[:1] == ["none"] else [])],
     }
 
 
@@ -485,10 +488,19 @@ def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[
     number = len(budget.candidates("c", "none"))
     notes = [
         f"Each method had {number} trials of {_epochs(budget.trial_epochs)} at one seed in {SETTINGS['b'].title} and in "
-        f"{SETTINGS['c'].title}; the lowest training loss chose λ and a first η, in {SETTINGS['a'].title} those of "
+        f"{SETTINGS['c'].title}. The lowest training loss chose λ and a first η, in {SETTINGS['a'].title} those of "
         f"{SETTINGS['b'].title}. Then its first seed ran whole in each setting with {', '.join(map(str, LARGER))} times "
-        "that η; the highest test accuracy at the end chose what the other seeds have."
+        "that η. The highest test accuracy at the end chose what the other seeds have.",
+        "The test images that chose η are those that are reported, and the first seed is among the n. So no difference here is "
+        "a result yet.",
     ]
+    edges = [
+        f"({setting}) {METHODS[name].label} {cell.chosen.learning_rate:g}"
+        for (setting, name), cell in known.items()
+        if cell.chosen is not None and len(cell.compared) == len(LARGER)
+        if (rates := [trial.learning_rate for trial in cell.compared]) and cell.chosen.learning_rate in (min(rates), max(rates))
+    ]
+    notes += [f"At the edge of the list of its η: {', '.join(edges)}."] if edges else []
     early = [setting for (setting, _), cell in known.items() if cell.records and len(cell.compared) < len(LARGER)]
     if early:
         where = " and in ".join(SETTINGS[setting].title for setting in dict.fromkeys(early))

@@ -152,7 +152,7 @@ PAPER_RUNS = 10
 
 @dataclass(frozen=True)
 class Run:
-    """What run.json says of an experiment.
+    """What about.json says of an experiment.
 
     Args:
         model: Name of the encoder.
@@ -190,7 +190,7 @@ class Run:
 
 
 def grid(run: Run, task: Task, method: str) -> list[Trial]:
-    """The settings that a method may choose from; equally many for each."""
+    """The settings that a method may choose from; equally many for each, where no earlier grid was run."""
     plan = run.plan
     if method == "gradient":
         return [run.trial(task, method, rate, 0.0, TUNING_SEED) for rate in plan.rates[task.optimizer]]

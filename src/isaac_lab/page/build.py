@@ -47,7 +47,7 @@ def build(results: Path, compatibility: Path) -> str:
     found = ledger(evidence)
     folders = tuple(f"{name}/{part}" for part in ("race", "reproduce", "bench") if (results / part).is_dir())
     sections = [
-        headline.section(evidence, race.standings(races), claims.counts(found), folders),
+        headline.section(evidence, races, claims.counts(found), folders),
         raced,
         grids.section(evidence, f"{name}/reproduce"),
         curves.section(evidence, f"{name}/reproduce"),

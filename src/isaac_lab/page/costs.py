@@ -46,7 +46,8 @@ def section(records: Mapping[str, Record], directory: str) -> Section:
     blocks += _bars(records, directory)
     lead = (
         "What a training step costs over the plain gradient step, at the paper's batch of 60, beside the paper's own Table 2. "
-        "1 × is free. The step is zero_grad, forward, backward and SGD; the methods take turns in one process."
+        "1 × is as fast as the plain step. A step is zero_grad, forward, backward and SGD. The methods take turns in one "
+        "process."
     )
     return Section("costs", "What a step costs: Table 2", lead, tuple(blocks))
 

@@ -1,25 +1,21 @@
-"""What pages say of the races: how much faster than the optimizers that people would pick, in one table, and each race."""
+"""What pages say of the races: where each optimizer ended with ISAAC and without, in one table, and each race."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.race.course import COURSES
 from isaac_lab.race.draw import draw
-from isaac_lab.race.standings import speed_up, summarize
-from isaac_lab.race.tables import markdown, ordered, speed
+from isaac_lab.race.ends import lowest, pairs
+from isaac_lab.race.standings import summarize
+from isaac_lab.race.tables import markdown
 from isaac_lab.record import Store
 from isaac_lab.records import write_whole
 
 __all__ = ["PageError", "fill", "headline", "marks", "sections", "summaries"]
 
-Record = Mapping[str, Any]
-
-#: Who people would pick instead.
-RIVALS = ("adamw", "muon", "soap")
 #: The largest first; smoke tests say nothing of the methods.
 SCALES = ("full", "quick")
-HEADINGS = ("Workload", "Best of ours", "Compared with", "Steps", "Seconds", "Seconds, both eager")
+HEADINGS = ("Workload", "Optimizer", "Loss alone", "Loss with ISAAC", "p", "Lowest of all")
 #: In a page: the one table, and all races, go between `<!-- race -->` and `<!-- /race -->`, or the same with `races`.
 MARKS = ("race", "races")
 
@@ -35,36 +31,19 @@ def summaries(races: Path) -> dict[Path, dict[str, Any]]:
 
 
 def headline(races: Path) -> str:
-    """The table as Markdown: the best of ours on each workload beside each rival, good or bad; "" where there are no races.
-
-    A cell says how many times as long the rival takes to the target, the loss that tuned AdamW ends at; above 1, ours is
-    faster. With ≥, a seed of the rival does not get there in the budget. The best of ours is the first at the target in
-    seconds; where none of ours gets there, the one that ends lowest.
-    """
+    """The table as Markdown: loss at the end of the budget, with Welch's p over seeds; "" where there are no races."""
     known = summaries(races).values()
     if not known:
         return ""
-    lines = [_line(HEADINGS), _line(["---", "---", "---", *["--:"] * 3])]
+    lines = [_line(HEADINGS), _line(["---", "---", *["--:"] * 3, "---"])]
     for race in known:
-        best = next((method for method in ordered(race) if method["ours"] and method["n"]), None)
-        rivals = [method for method in race["methods"] if method["name"] in RIVALS]
-        for number, rival in enumerate(rivals):
-            first = [f"{race['title']} ({race['scale']}, n = {race['seeds']})", _mode(best) if best else "none ran"]
-            lines.append(_line([*(["", ""] if number else first), _mode(rival), *_cells(race, best, rival)]))
+        title = f"{race['title']} ({race['scale']}, n = {race['seeds']})"
+        for number, pair in enumerate(pairs(race)):
+            means = ["–" if end["mean"] is None else f"{end['mean']:.4g}" for end in (pair.alone, pair.ours)]
+            shown = "–" if pair.difference is None else pair.difference.words.removeprefix("p = ")
+            winner = lowest(race) or "–"
+            lines.append(_line(["" if number else title, pair.label, *means, shown, "" if number else winner]))
     return "\n".join(lines)
-
-
-def _mode(method: Record) -> str:
-    return f"{method['label']} ({method['mode']})" if method["n"] else str(method["label"])
-
-
-def _cells(race: Record, best: Record | None, rival: Record) -> list[str]:
-    if not rival["n"]:
-        return [f"not run: {rival['reason']}", "–", "–"]
-    if best is None or None in best["steps_to_target"]["values"]:
-        return ["ours does not reach the target", "–", "–"]
-    units = (None, "seconds_per_step", "seconds_per_step_eager")
-    return [speed(speed_up(best, rival, race["steps"], unit)) for unit in units]
 
 
 def sections(races: Path, pictures: Path) -> str:

@@ -1,9 +1,11 @@
 """The standings as tables for people: in the terminal, and in table.md with the rules below."""
 
+import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["caption", "headings", "markdown", "ordered", "rows", "short_headings", "speed", "stacked"]
+__all__ = ["caption", "headings", "markdown", "ordered", "rows", "rules", "short_headings", "stacked"]
 
 Record = Mapping[str, Any]
 
@@ -28,23 +30,27 @@ def ordered(summary: Record) -> list[Record]:
 
 def headings(summary: Record) -> list[str]:
     """Of the columns of `rows`."""
-    names = ["Method", "Settings", "Steps to target", "Seconds to target", "× AdamW, steps", "× AdamW, seconds"]
     quantity = f"{summary['quantity_title']} at {summary['steps']:,} steps"
-    return [*names, quantity, *summary["metric_titles"].values(), "ms per step", "n"]
+    metrics = summary["metric_titles"].values()
+    return ["Method", "Settings", quantity, *metrics, "Steps to target", "Seconds to target", "ms per step", "n"]
 
 
 def rows(summary: Record) -> list[tuple[Record, list[str]]]:
-    """A row of cells for each method, and the method; one that did not run has its reason in the second cell."""
-    return [(method, _cells(method, summary)) for method in ordered(summary)]
+    """A row of cells for each method, and the method, the lowest at the end first; one that did not run has its reason."""
+
+    def end(method: Record) -> tuple[bool, float]:
+        mean = method["final"]["mean"] if method["n"] else None
+        return not method["n"], math.inf if mean is None else mean
+
+    return [(method, _cells(method, summary)) for method in sorted(summary["methods"], key=end)]
 
 
 def _cells(method: Record, summary: Record) -> list[str]:
     if not method["n"]:
         return [method["label"], f"not run: {method['reason']}", *["–"] * (len(headings(summary)) - 2)]
     cells = [method["label"], _settings(method)]
-    cells += [_joined(*found) for found in _to_target(method)]
-    cells += [speed(method["speed_up"][key]) for key in ("steps", "seconds")]
     cells += [_joined(*_spread(found, style)) for found, style in _measured(method, summary)]
+    cells += [_joined(*found) for found in _to_target(method)]
     each = method["seconds_per_step"]
     cells.append("–" if each is None else f"{1e3 * each:.3g} ({method['mode']})")
     diverged = f", {method['diverged']} diverged" if method["diverged"] else ""
@@ -121,37 +127,33 @@ def _joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def speed(found: Record | None) -> str:
-    """A ratio with the range over seeds."""
-    if found is None:
-        return "–"
-    return f"{'≥ ' if found['at_least'] else ''}{found['ratio']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
-
-
 def caption(summary: Record) -> str:
     """The rules of the race, with every range that was searched."""
+    return " ".join(rules(summary))
+
+
+def rules(summary: Record) -> list[str]:
+    """The same, one rule each."""
     ranges: dict[str, list[str]] = {}
     for method in summary["methods"]:
         if not method["tuning"]:
             continue
         text = ", ".join(f"{LETTERS[name]} {low:g} to {high:g}" for name, (low, high) in method["ranges"].items())
         ranges.setdefault(text, []).append(method["label"])
-    searched = "; ".join(f"{', '.join(labels)}: {text}" for text, labels in ranges.items())
     decay = summary["weight_decay"]
     target = "none" if summary["target"] is None else f"{summary['target']:.4g}"
     relative = "relative to the layers' inputs" if summary["relative_damping"] else "absolute"
-    sentences = (
+    return [
         f"Target: {summary['quantity_title'].lower()} {target} ({summary['target_by']}).",
         f"The same network ({summary['arithmetic']}), batches of {summary['batch']}, initial weights and schedule "
         f"({summary['schedule']}) for all.",
-        f"{summary['trials_per_method']} tuning trials for each method, with seed 0 over the whole budget, judged by the mean "
-        "of the last three measurements; evenly spaced in the logarithm where the learning rate alone is tuned, points of a "
-        "Halton sequence where there are two numbers.",
+        f"{summary['trials_per_method']} tuning trials for each method, with seed 0 over the whole budget. The mean of the "
+        "last three measurements decides.",
+        "Trials are evenly spaced in the logarithm where the learning rate alone is tuned. Where there are two numbers they "
+        "are points of a Halton sequence: fewer values of each.",
         f"Then seeds 1 to {summary['seeds']}: mean ± standard deviation.",
         f"Steps to the target: on straight lines between {summary['measurements']} measurements. Seconds: steps × the "
-        "median time of a step, with all methods taking turns; captured: as one CUDA graph.",
-        "× AdamW: how many times as long AdamW takes, ratio of means, and the range over seeds; ≥ where a seed of AdamW "
-        "diverged and counts as if it got there at the end.",
+        "median time of a step, with all methods taking turns. Captured: as one CUDA graph.",
         "Edge: the lowest or highest learning rate that was tried.",
         f"Weight decay: {decay['decoupled']:g} for AdamW, Muon and SOAP, {decay['added']:g} for others.",
         *(
@@ -160,9 +162,8 @@ def caption(summary: Record) -> str:
             else []
         ),
         f"λ of ISAAC is {relative}; where it is tuned with Muon, η₂ of AdamW beside it moves with η.",
-        f"Searched: {searched}.",
-    )
-    return " ".join(sentences)
+        *(f"Searched by {', '.join(labels)}: {text}." for text, labels in ranges.items()),
+    ]
 
 
 def markdown(summary: Record) -> str:
@@ -177,8 +178,9 @@ def markdown(summary: Record) -> str:
     for method, cells in rows(summary):
         bold = [f"**{cells[0]}**", *cells[1:]] if method["ours"] else cells
         lines.append(_line(bold))
-    origin = f"`{summary['command']}`, {summary['time']}, commit {summary['commit']}"
-    return "\n".join([*lines, "", caption(summary), "", origin, ""])
+    origin = f"`{summary['command']}`,\n{summary['time']}, commit {summary['commit']}"
+    said = [f"- {textwrap.fill(rule, 116, subsequent_indent='  ')}" for rule in rules(summary)]
+    return "\n".join([*lines, "", *said, "", origin, ""])
 
 
 def _line(cells: Sequence[str]) -> str:

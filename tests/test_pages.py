@@ -1,0 +1,253 @@
+"""Pages claim only what stands: withdrawn sentences stay out, the README's numbers are those of records, prose is plain."""
+
+import csv
+import importlib.util
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import isaac_newton
+from isaac_lab.page import build
+from isaac_lab.race import ends as ends_of
+from isaac_lab.significance import contrast
+
+ROOT = Path(__file__).parent.parent
+INTEGRITY = ROOT / "docs" / "integrity.md"
+#: All but the one that tells what was withdrawn.
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page != INTEGRITY)]
+
+#: What docs/integrity.md withdraws, each with a way in which it was said.
+WITHDRAWN = {
+    r"\b(7|seven) to (10|ten) times": "7 to 10 times faster",
+    r"tenth to a seventh|seventh to a tenth": "a tenth to a seventh of the time",
+    r"\b(9\.68|10\.15)\b": "9.68 (6.58 to 14.25)",
+    r"six of the seven|6 of (the )?7 races": "One of ours is first in seconds in six of the seven races",
+    r"best of ours": "Best of ours",
+    r"pays in every race": "**With AdamW** it pays in every race",
+    r"two thirds on (MiniLM|CoLA)": "two thirds on MiniLM, fine-tuned on CoLA",
+    r"(ζ\\?\*|conditioning|it|graph:?) (is )?free\b": "there ζ\\* is free",
+    r"each method tried \d+ settings": "Each method tried 6 settings at seed 0",
+    r"grids? of equal size": "the best setting of a grid of equal size",
+    r"exceeds? (the|its) (combined )?(standard )?error": "if it exceeds the combined standard error",
+    r"fine-tuning[^.]{0,40}\bgain(s|ed)\b": "Fine-tuning an encoder gained too",
+    r"gains? [\d.]+ points": "gains 2.3 points of Matthews correlation",
+    r"ended? a point higher": "There it ended a point higher in test accuracy",
+    r"GPT[^.]{0,40}\bgains \(": "A small GPT trained with AdamW gains (test loss 1.86 against 2.08",
+}
+
+
+def words(text: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    """The HTML page, without its scripts."""
+    made = build.build(ROOT / "results", ROOT / "docs" / "compatibility.md")
+    return words(re.sub(r"<script.*?</script>", " ", made, flags=re.DOTALL))
+
+
+@pytest.mark.parametrize(("pattern", "said"), WITHDRAWN.items(), ids=WITHDRAWN.values())
+def test_what_was_withdrawn_stays_out(pattern: str, said: str, html: str) -> None:
+    assert re.search(pattern, said, re.IGNORECASE), "the pattern would not find what was said"
+    for name, text in {**{page.name: words(page.read_text(encoding="utf-8")) for page in PAGES}, "the HTML page": html}.items():
+        found = re.search(pattern, text, re.IGNORECASE)
+        assert found is None, f"{name} says {found[0]!r}, which docs/integrity.md withdraws"
+
+
+def test_every_correction_has_what_stands_and_a_record_that_is_there() -> None:
+    text = INTEGRITY.read_text(encoding="utf-8")
+    sections = re.split(r"^### ", text.partition("## Corrections of")[2], flags=re.MULTILINE)[1:]
+    assert len(sections) >= 7
+    for section in sections:
+        for row in ("Was said", "What stands", "Record and command"):
+            assert f"| {row} |" in section, f"{section.splitlines()[0]} has no row {row!r}"
+        record, command = re.findall(r"`([^`]+)`", section[section.index("| Record and command |") :])[:2]
+        assert (ROOT / record).exists(), record
+        assert command.startswith(("isaac-newton ", "python tools/")), command
+
+
+# The README's numbers
+
+
+def ratio(record: str, case: str, method: str) -> float:
+    cases = json.loads((ROOT / "results" / "bench" / f"{record}.json").read_text(encoding="utf-8"))["cases"]
+    methods = next(own["methods"] for own in cases if own["name"] == case)
+    return float(next(own["ratio"]["median"] for own in methods if own["name"] == method))
+
+
+def cells(page: Path, first: str) -> list[str]:
+    """Of the row of a table that begins so."""
+    row = next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {first}"))
+    return [cell.strip() for cell in row.strip("|").split("|")][1:]
+
+
+def test_the_costs_of_the_readme_are_those_of_the_records() -> None:
+    readme = ROOT / "README.md"
+    modes = ("cuda-eager", "cuda-captured", "cpu-1thread")
+    five = [
+        [ratio(f"table2-{mode}", case, "zeta_star") for case in ("100", "400", "1600", "6400", "autoencoder")] for mode in modes
+    ]
+    eager, captured, cpu = (f"{min(own):.2f} to {max(own):.2f}" for own in five)
+    # Of compiled steps there is no record.
+    assert cells(readme, "The paper's five networks") == [eager, captured, "–", cpu]
+    for title, case, method in (
+        ("BERT-shaped, 2 layers, every token", "encoder", "zeta_star expand"),
+        ("BERT-shaped, 2 layers, `sharing", "encoder", "zeta_star reduce"),
+        ("ResNet-18", "resnet18", "zeta_star reduce"),
+    ):
+        eager, captured, cpu = (f"{ratio(f'shapes-{mode}', case, method):.2f}" for mode in modes)
+        assert cells(readme, title) == [eager, captured, "–", cpu]
+
+
+@pytest.mark.parametrize(
+    ("title", "kind", "case", "method"),
+    [
+        ("5 layers × 100", "table2", "100", "zeta_star"),
+        ("5 layers × 400", "table2", "400", "zeta_star"),
+        ("5 layers × 1600", "table2", "1600", "zeta_star"),
+        ("5 layers × 6400", "table2", "6400", "zeta_star"),
+        ("auto-encoder", "table2", "autoencoder", "zeta_star"),
+        ("BERT-shaped, 2 layers", "shapes", "encoder", "zeta_star expand"),
+        ('BERT-shaped, "reduce"', "shapes", "encoder", "zeta_star reduce"),
+        ('ResNet-18, "reduce"', "shapes", "resnet18", "zeta_star reduce"),
+        ("ResNet-18, last layer", "shapes", "resnet18", "zeta_star last layer"),
+    ],
+)
+def test_eager_and_captured_stand_side_by_side_as_recorded(title: str, kind: str, case: str, method: str) -> None:
+    modes = ("cuda-eager", "cuda-captured", "cpu-1thread")
+    found = [f"{ratio(f'{kind}-{mode}', case, method):.3f}" for mode in modes]
+    assert cells(ROOT / "docs" / "performance.md", title)[:3] == found
+
+
+def test_the_gain_of_figure_5_is_that_of_its_record() -> None:
+    with (ROOT / "results" / "reproduce" / "fig5" / "quick" / "numbers.csv").open(encoding="utf-8") as file:
+        ended = [row for row in csv.DictReader(file) if row["epoch"] == "4"]
+    plain, ours = ([float(row["train_loss"]) for row in ended if row["curve"] == name] for name in ("none", "all"))
+    means = [f"{sum(own) / len(own):.4f}" for own in (plain, ours)]
+    found = contrast(plain, ours)
+    assert found.ahead
+    assert cells(ROOT / "README.md", "MNIST, 5 × 400") == ["SGD", *means, f"{found.p:.2g}", str(len(plain))]
+
+
+def ends(method: str, quantity: str) -> list[float]:
+    runs: list[Any] = json.loads((ROOT / "results" / "demo" / "records.json").read_text(encoding="utf-8"))["runs"]
+    return [float(run["measurements"][-1][quantity]) for run in runs if run["method"] == method]
+
+
+@pytest.mark.parametrize(("optimizer", "row"), [("SGD", "Digits"), ("Adam", "The same")])
+def test_the_gains_of_the_demo_are_those_of_its_record(optimizer: str, row: str) -> None:
+    plain, ours = (ends(name, "test_accuracy") for name in (optimizer, f"{optimizer} + ISAAC"))
+    found = contrast(ours, plain)
+    assert found.ahead
+    shown = [f"{100 * sum(own) / len(own):.1f} %" for own in (plain, ours)]
+    assert cells(ROOT / "README.md", row) == [optimizer, *shown, f"{found.p:.1g}", str(len(plain))]
+
+
+def test_the_table_on_the_auto_encoder_is_that_of_its_record(capsys: pytest.CaptureFixture[str]) -> None:
+    code = tool("code_layer")
+    runs = [json.loads(line) for line in code.RECORD.read_text(encoding="utf-8").splitlines()]
+    code.report({code.key(run): run for run in runs if "curve" in run})
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert len(rows) == 4
+    for case, schedule, *figures in rows:
+        name = {"relu": "ReLU", "linear": "linear"}[case]
+        shown = cells(INTEGRITY, f"{name} | {schedule}")
+        assert shown[1:5] == figures[:4]
+        assert shown[-1] == figures[-1]
+    plain, ours, p = rows[-1][2:5]
+    assert cells(ROOT / "README.md", "MNIST auto-encoder") == ["AdamW", plain, ours, f"{float(p):.1g}", "3"]
+
+
+def test_what_pages_say_of_all_races_is_what_their_records_say() -> None:
+    races = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results" / "race").glob("*/*/summary.json")]
+    lowest = Counter(ends_of.lowest(race) for race in races)
+    assert f"SOAP is lowest in {lowest['SOAP']} of {len(races)} races" in words(INTEGRITY.read_text(encoding="utf-8"))
+    assert lowest["AdamW + ISAAC"] == 0
+    below = 0
+    for race in races:
+        found = {method["name"]: method["final"]["values"] for method in race["methods"] if method["n"]}
+        below += contrast(found["soap"], found["isaac-adamw"]).behind
+    said = f"SOAP ended below AdamW + ISAAC in {below} of our {len(races)}"
+    assert said in words((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+# Prose
+
+
+def test_the_listed_pages_are_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    prose = tool("prose")
+    assert prose.main([]) == 0, capsys.readouterr().out
+    assert {"README.md", "docs/integrity.md", "docs/race.md", "docs/when-not.md"} <= set(prose.PAGES)
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        (f"{'word ' * 31}end.\n", "a sentence of 32 words"),
+        ("a line\n" * 7, "a paragraph of 7 lines"),
+        (f"{'x' * 121}\n", "121 columns"),
+        ("- " + "a line\n" * 7, "a paragraph of 7 lines"),
+    ],
+)
+def test_hard_prose_is_found(text: str, finding: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    assert any(finding in line for line in tool("prose").check(page))
+
+
+def test_code_tables_quotations_and_short_points_are_not_prose(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    long = "word " * 40
+    page.write_text(f"```sh\n{long}\n```\n\n| {long} |\n|---|\n\n“{long[:100]}”\n\n" + "- a point\n" * 9, encoding="utf-8")
+    assert tool("prose").check(page) == []
+
+
+def test_the_first_screen_has_the_line_the_formula_the_cost_and_the_install_command() -> None:
+    screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:45])
+    for part in (
+        "+ handle = isaac.attach(",
+        "ζ* = gᵀ",
+        "pip install .",
+        "**Cost:**",
+        "**Gain:**",
+        "torch ≥ 2.9",
+        "tune lr again",
+    ):
+        assert part in screen
+
+
+# Habits
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = isaac_newton.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest
+    assert newest[1] == version
+
+
+def test_workflows_call_make_and_nothing_else() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    calls = [
+        command
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for command in re.findall(r"^\s*- run: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert {"make lint", "make test", "make dist", "make demo"} <= set(calls)
+    assert all(re.fullmatch(r"make (\w+)", call) and call[5:] in targets for call in calls)
