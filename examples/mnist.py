@@ -16,7 +16,7 @@ STEPS = int(os.environ.get("ISAAC_EXAMPLE_STEPS", "0"))  # 0: as many as the epo
 WIDTH, BATCH = 400, 60
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--data", type=Path, help="a folder with MNIST's four files; ISAAC_DATA names one too")
+parser.add_argument("--data", type=Path, help="a folder with MNIST's four files in mnist/; ISAAC_DATA names one too")
 options = parser.parse_args()
 
 

@@ -342,9 +342,9 @@ def test_the_page_draws_the_scaling_curves_the_same_every_time(tmp_path: Path) -
     record = fake_record("2026-01-01", ratio=1.5, peak=1) | {"kind": "scaling", "left_out": ["batch 9, width 9"]}
     record["cases"][0] |= {"curve": "batch", "width": 512, "theory": 1.25}
     lines = write_page(tmp_path, {"scaling": record})
-    picture = tmp_path / "docs" / "page" / "scaling.svg"
+    picture = tmp_path / "docs" / "figures" / "bench-scaling.svg"
     first = picture.read_bytes()
-    assert any("(page/scaling.svg)" in line for line in lines)
+    assert any("(figures/bench-scaling.svg)" in line for line in lines)
     assert any("batch 9, width 9" in line for line in lines)
     write_page(tmp_path, {})
     assert picture.read_bytes() == first

@@ -400,8 +400,8 @@ def test_the_ledger_and_its_page_show_every_claim(tmp_path: Path) -> None:
     assert "**E3.1: holds.**" in text
     assert "**E5.4: holds.**" in text
     assert "**E1.7: not enough data.**" in text
-    assert "![Figure 5, scale quick](reproduction/fig5-quick.png)" in text
-    assert (tmp_path / "docs" / "reproduction" / "fig5-quick.png").read_bytes().startswith(b"\x89PNG")
+    assert "![Figure 5, scale quick](figures/fig5-quick.svg)" in text
+    assert "Figure 5: ζ* in selected layers" in (tmp_path / "docs" / "figures" / "fig5-quick.svg").read_text(encoding="utf-8")
     # Nothing is drawn beside the records.
     assert {path.name for path in (tmp_path / "records" / "fig5" / "quick").iterdir()} == {
         "about.json",
@@ -439,7 +439,8 @@ def test_a_full_disk_leaves_the_old_page_whole(tmp_path: Path, monkeypatch: pyte
     fabricate.experiment(tmp_path / "records", "fig5", "quick", selected_layers)
     (tmp_path / "bench").mkdir()
     page = tmp_path / "page.md"
-    page.write_text("old " * 5000, encoding="utf-8")
+    old = (Path(__file__).parent.parent / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    page.write_text(old, encoding="utf-8")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -449,7 +450,7 @@ def test_a_full_disk_leaves_the_old_page_whole(tmp_path: Path, monkeypatch: pyte
     assert result.exit_code == 2
     assert "No space left on device" in words(result)
     assert "None" not in words(result).split("Error")[-1]
-    assert page.read_text(encoding="utf-8") == "old " * 5000
+    assert page.read_text(encoding="utf-8") == old
     assert not list(tmp_path.glob("*.part"))
 
 

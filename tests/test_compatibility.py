@@ -1,6 +1,7 @@
 """The page of what works with what: rows from marks and names, results from outcomes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from isaac_lab.commands.compatibility import compatibility
-from isaac_lab.report.compatibility import page
+from compatibility import TESTS, compatibility, page
 
 OUTCOMES = {
     "versions": {"python": "3.11.7", "torch": "2.13.0"},
@@ -59,8 +59,8 @@ def test_outcomes_carry_marks_reasons_and_versions(tmp_path: Path) -> None:
         "@pytest.mark.conformance('Area', 'other')\ndef test_bad(): assert False\n\n"
         "@pytest.mark.skip(reason='not today')\ndef test_skipped(): pass\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "isaac_lab.report.outcomes", "--outcomes=out.json", "test_step.py"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "outcomes", "--outcomes=out.json", "test_step.py"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, env=os.environ | {"PYTHONPATH": str(TESTS)})
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["versions"].keys() >= {"python", "torch"}
     tests = {name.partition("::")[2]: test for name, test in found["tests"].items()}

@@ -23,13 +23,12 @@ from typer.testing import CliRunner, Result
 
 from isaac_lab import data as package
 from isaac_lab.commands import data as command
-from isaac_lab.data import catalogue, download, idx, places, sets
+from isaac_lab.data import catalogue, download, places, sets
 from isaac_lab.data.catalogue import FileSet, idx_set
-from isaac_lab.data.files import idx_file
 from isaac_lab.data.sets import DataError, load
 
 REAL = os.environ.get("ISAAC_DATA")
-SHAPES = {"train-images-idx3-ubyte": (6, 2, 3), "train-labels-idx1-ubyte": (6,), "t10k-images-idx3-ubyte": (4, 2, 3)}
+SHAPES = {"train-images-idx3-ubyte": (6, 3, 3), "train-labels-idx1-ubyte": (6,), "t10k-images-idx3-ubyte": (4, 3, 3)}
 SHAPES |= {"t10k-labels-idx1-ubyte": (4,)}
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 
@@ -49,8 +48,8 @@ CONTENT = {name: {file: content(name, file) for file in SHAPES} for name in ("mn
 
 
 def small_set(name: str) -> FileSet:
-    one, two, three, four = (idx_file(file, SHAPES[file], hashlib.md5(CONTENT[name][file]).hexdigest()) for file in SHAPES)
-    return idx_set(name, name, (one, two, three, four), mirrors=("http://127.0.0.1:1/nothing",))
+    checksums = (hashlib.md5(CONTENT[name][file]).hexdigest() for file in SHAPES)
+    return idx_set(name, *checksums, mirrors=("http://127.0.0.1:1/nothing",), examples=(6, 4), side=3)
 
 
 @pytest.fixture(autouse=True)
@@ -92,23 +91,23 @@ GZ = sorted(f"{file}.gz" for file in SHAPES)
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("own_folder", [True, False])
-def test_images_are_rows_of_numbers_from_zero_to_one(tmp_path: Path, packed: bool, own_folder: bool) -> None:
-    put(tmp_path / "mnist" if own_folder else tmp_path, packed=packed)
+def test_images_are_rows_of_numbers_from_zero_to_one(tmp_path: Path, packed: bool) -> None:
+    put(tmp_path / "mnist", packed=packed)
     data = load("mnist", tmp_path)
     assert (data.name, data.classes) == ("mnist", 10)
     assert data.train_images.dtype == data.test_images.dtype == torch.float32
     assert data.train_labels.dtype == data.test_labels.dtype == torch.int64
-    assert (data.train_images.shape, data.test_images.shape) == ((6, 6), (4, 6))
-    assert data.train_images[0].tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert (data.train_images.shape, data.test_images.shape) == ((6, 9), (4, 9))
+    assert data.train_images[0, :6].tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert data.train_labels.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_checksum_is_that_of_the_data_however_it_is_stored(tmp_path: Path) -> None:
-    put(tmp_path / "packed"), put(tmp_path / "plain", packed=False), put(tmp_path / "other", "fashion-mnist")
+    put(tmp_path / "packed" / "mnist"), put(tmp_path / "plain" / "mnist", packed=False)
+    put(tmp_path / "packed" / "fashion-mnist", "fashion-mnist")
     packed, plain = load("mnist", tmp_path / "packed"), load("mnist", tmp_path / "plain")
     assert packed.checksum == plain.checksum
-    assert load("fashion-mnist", tmp_path / "other").checksum != packed.checksum
+    assert load("fashion-mnist", tmp_path / "packed").checksum != packed.checksum
 
 
 def test_the_folder_given_comes_before_the_variable_and_that_before_the_cache(
@@ -134,9 +133,12 @@ def test_a_folder_without_the_set_leaves_it_to_the_next_place(tmp_path: Path, mo
 
 
 def test_files_of_the_other_set_are_not_mistaken(tmp_path: Path) -> None:
-    put(tmp_path, "fashion-mnist")
+    put(tmp_path / "fashion-mnist", "fashion-mnist")
     assert load("fashion-mnist", tmp_path).name == "fashion-mnist"
     with pytest.raises(DataError, match="mnist is not in the folder given"):
+        load("mnist", tmp_path)
+    put(tmp_path / "mnist", "fashion-mnist")
+    with pytest.raises(DataError, match="wrong checksum"):
         load("mnist", tmp_path)
 
 
@@ -189,19 +191,23 @@ def test_an_unknown_set_is_refused_with_those_there_are() -> None:
 
 
 GOOD = CONTENT["mnist"][TRAIN_IMAGES]
+SIZE, NOTHING = len(GOOD), hashlib.md5(b"").hexdigest()
 CORRUPT = {
-    "empty gzip": (gzip.compress(b""), "not an idx file: it begins with nothing"),
-    "empty": (b"", "not an idx file: it begins with nothing"),
+    "empty gzip": (gzip.compress(b""), f"wrong checksum: 0 bytes with MD5 {NOTHING}, expected {SIZE} bytes"),
+    "empty": (b"", f"wrong checksum: 0 bytes with MD5 {NOTHING}, expected {SIZE} bytes"),
     "cut": (gzip.compress(GOOD)[:-9], "cut off: expected a whole gzip file"),
     "no gzip": (b"<html>", "corrupt: expected a gzip file, but: Not a gzipped file"),
     "changed gzip": (gzip.compress(GOOD)[:-8] + bytes(8), "corrupt: expected a gzip file, but: CRC check failed"),
-    "not idx": (gzip.compress(b"<html>"), "not an idx file: it begins with 3c68746d, expected 000008"),
-    "floats": (gzip.compress(idx_bytes((2,), bytes(8), kind=13)), "holds float32, expected unsigned bytes"),
-    "cut header": (gzip.compress(GOOD[:9]), "ends within its header: 9 bytes, expected 16"),
-    "short": (gzip.compress(GOOD[:-1]), "wrong length: 51 bytes, expected 52 for sizes 6 × 2 × 3"),
-    "long": (gzip.compress(GOOD + b"more"), "wrong length: 53 bytes, expected 52"),
-    "other shape": (gzip.compress(idx_bytes((3, 2, 3), bytes(18))), "holds 3 × 2 × 3 values, expected 6 × 2 × 3"),
-    "other pixel": (gzip.compress(GOOD[:-1] + b"!"), f"52 bytes with MD5 .*, expected 52 .* {hashlib.md5(GOOD).hexdigest()}"),
+    "not idx": (gzip.compress(b"<html>"), f"wrong checksum: 6 bytes with MD5 .*, expected {SIZE} bytes"),
+    "floats": (gzip.compress(idx_bytes((2,), bytes(8), kind=13)), "wrong checksum: 16 bytes"),
+    "cut header": (gzip.compress(GOOD[:9]), f"wrong checksum: 9 bytes with MD5 .*, expected {SIZE} bytes"),
+    "short": (gzip.compress(GOOD[:-1]), f"wrong checksum: {SIZE - 1} bytes with MD5 .*, expected {SIZE} bytes"),
+    "long": (gzip.compress(GOOD + b"more"), f"wrong checksum: more than {SIZE} bytes with MD5"),
+    "other shape": (gzip.compress(idx_bytes((3, 2, 3), bytes(18))), f"wrong checksum: 34 bytes .*, expected {SIZE} bytes"),
+    "other pixel": (
+        gzip.compress(GOOD[:-1] + b"!"),
+        f"{SIZE} bytes with MD5 .*, expected {SIZE} .* {hashlib.md5(GOOD).hexdigest()}",
+    ),
 }
 
 
@@ -228,7 +234,7 @@ def test_a_corrupt_file_is_named_with_what_was_expected_and_found(case: str, tmp
 def test_decoding_gives_back_what_was_encoded(shape: list[int], data: st.DataObject) -> None:
     size = torch.Size(shape).numel()
     values = data.draw(st.binary(min_size=size, max_size=size))
-    decoded = idx.decode(idx_bytes(tuple(shape), values), "a file")
+    decoded = sets.decode(idx_bytes(tuple(shape), values))
     assert decoded.dtype == torch.uint8
     assert decoded.shape == tuple(shape)
     assert bytes(decoded.flatten().tolist()) == values
@@ -353,7 +359,7 @@ def nothing(server: Server) -> None:
 
 
 FAULTS = {
-    wrong_bytes: "wrong checksum: 52 bytes with MD5",
+    wrong_bytes: f"wrong checksum: {SIZE} bytes with MD5",
     half_a_file: "cut off: expected a whole gzip file",
     connection_lost: "cut off: .* bytes received, expected",
     a_web_page: "corrupt: expected a gzip file",
@@ -442,12 +448,12 @@ def test_a_write_that_fails_leaves_nothing(server: Server, tmp_path: Path, monke
 def test_verify_fails_for_what_is_incomplete_or_was_asked_for_by_name(tmp_path: Path) -> None:
     assert invoke("verify", "--data", tmp_path).exit_code == 0
     assert invoke("verify", "mnist", "--data", tmp_path).exit_code == 1
-    put(tmp_path)
+    put(tmp_path / "mnist")
     result = invoke("verify", "--data", tmp_path)
     assert result.exit_code == 0, result.output
     assert result.output.count("OK") == 4
     assert "fashion-mnist: not found" in result.output
-    (tmp_path / f"{TRAIN_IMAGES}.gz").unlink()
+    (tmp_path / "mnist" / f"{TRAIN_IMAGES}.gz").unlink()
     result = invoke("verify", "--data", tmp_path)
     assert result.exit_code == 1
     assert re.search(rf"{TRAIN_IMAGES} .*missing", result.output)
@@ -458,8 +464,8 @@ def test_list_says_where_each_set_is_or_how_to_get_it(tmp_path: Path, monkeypatc
     put(tmp_path / "mnist")
     result = invoke("list")
     assert result.exit_code == 0
-    assert re.search(r"mnist +6 +4 +2 × 3 +ISAAC_DATA", result.output)
-    assert re.search(r"fashion-mnist +6 +4 +2 × 3 +isaac-newton data fetch fashion-mnist", result.output)
+    assert re.search(r"mnist +6 +4 +3 × 3 +ISAAC_DATA", result.output)
+    assert re.search(r"fashion-mnist +6 +4 +3 × 3 +isaac-newton data fetch fashion-mnist", result.output)
     assert f"ISAAC_DATA: {tmp_path}" in result.output
 
 

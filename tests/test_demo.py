@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 import isaac_newton
 from isaac_lab import demo
+from isaac_lab.charts.draw import draw
 from isaac_lab.cli import app
 from isaac_lab.data import digits
 from isaac_lab.demo import Method
@@ -92,7 +93,7 @@ def test_piped_output_has_no_control_codes(tmp_path: Path) -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    program = "import sys, isaac_lab.cli; print({'torch', 'matplotlib'} & set(sys.modules))"
+    program = "import sys, isaac_lab.cli; print({'torch', 'vl_convert'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "set()"
 
@@ -214,7 +215,8 @@ def test_epochs_to_plain_counts_to_the_lowest_plain_loss_not_to_the_last() -> No
 def test_a_diverged_run_is_not_called_an_improvement(loss: float, tmp_path: Path) -> None:
     runs = runs_ending_at({"SGD": 1.0, "SGD + ISAAC": loss, "Adam": 1.0, "Adam + ISAAC": 0.5})
     assert "does not lower" in demo.what_one_sees(runs)[0]
-    curves.draw(runs, path=tmp_path / "curves.png")
+    draw(curves.figure(runs), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import math
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from isaac_lab.experiments.folder import view
 from isaac_lab.experiments.grids import losses
 from isaac_lab.experiments.recipe import DECADES, RATES, SCALES, Experiment, Panel
 from isaac_lab.record import Store
-from isaac_lab.report import grids, lines
 from isaac_lab.study import resolve
 from isaac_lab.trial import Trial, TrialError
 
@@ -225,47 +223,6 @@ def test_settings_change_every_run_but_not_what_is_compared() -> None:
 
 
 # Pictures
-
-
-def heat() -> grids.Heat:
-    dampings = (0.01, 1.0, 100.0)
-    cells = {(a, g): 10**-k for k, (a, g) in enumerate((a, g) for a in dampings for g in (*dampings, math.inf))}
-    return grids.Heat("a", "a title", "η: ζ 1", dampings, {**cells, (math.inf, math.inf): math.nan}, "loss")
-
-
-def test_output_damping_grows_to_the_right_and_input_damping_downwards() -> None:
-    own = heat()
-    assert grids.place(own, 0.01, 0.01) == (0, 0)
-    assert grids.place(own, 0.01, 100.0) == (2, 0)
-    assert grids.place(own, 100.0, 0.01) == (0, 2)
-
-
-def test_zeta_star_is_the_last_column_and_the_gradient_the_corner() -> None:
-    own = heat()
-    assert grids.place(own, 0.01, math.inf) == (3 + grids.GAP, 0)
-    assert grids.place(own, math.inf, math.inf) == (3 + grids.GAP, 3 + grids.GAP)
-
-
-def test_brighter_is_better() -> None:
-    assert grids.colour_value(0.01, "loss") > grids.colour_value(0.1, "loss")
-    assert grids.colour_value(0.99, "accuracy") > grids.colour_value(0.9, "accuracy")
-    assert math.isfinite(grids.colour_value(0.0, "loss"))
-    assert math.isfinite(grids.colour_value(1.0, "accuracy"))
-
-
-def test_a_grid_of_nothing_but_diverged_runs_is_drawn(tmp_path: Path) -> None:
-    own = heat()
-    own = replace(own, values=dict.fromkeys(own.values, math.nan))
-    grids.draw([[own]], title="t", subtitle="s", path=tmp_path / "figure")
-    assert (tmp_path / "figure.png").read_bytes().startswith(PNG)
-
-
-def test_curves_end_where_a_run_diverged(tmp_path: Path) -> None:
-    whole = lines.Curve("a", "red", "-", (1.0, 2.0, 3.0), ((3.0, 2.0, 1.0), (3.0, 2.0)), diverged=True)
-    gone = lines.Curve("b", "blue", "-", (), ((), ()), diverged=True)
-    plot = lines.Plot("Training loss", "Epochs", (whole, gone))
-    lines.draw([[plot, replace(plot, seconds=True)]], title="t", subtitle="s", path=tmp_path / "figure")
-    assert (tmp_path / "figure.png").read_bytes().startswith(PNG)
 
 
 @pytest.mark.parametrize("identity", ["fig1", "fig2", "fig3", "fig4", "fig5", "figA1", "figA2", "figA3"])
@@ -470,7 +427,8 @@ def test_a_signal_says_how_to_go_on(tmp_path: Path, number: int, code: int, word
         assert said.startswith("fig5 a"), said
         process.send_signal(number)
         rest = process.stdout.read()
-    assert process.returncode == code, rest
+    # Python ends itself with SIGINT where that struck in the middle of an import; shells call both 130.
+    assert process.returncode in (code, -number), rest
     assert f"{word} Runs that have ended are kept" in rest
     assert "give the same command again" in " ".join(rest.split())
     assert "Traceback" not in rest

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner, Result
 
 from isaac_lab import claims_resnet, cli, executors, method, methods, noise, times
+from isaac_lab.charts.draw import pictures
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.data import images
 from isaac_lab.evidence import Evidence, Verdict
@@ -568,7 +569,9 @@ def test_the_largest_scale_with_all_settings_counts(tmp_path: Path) -> None:
 
 def test_part_of_the_runs_is_drawn_and_what_was_left_out_is_said(tmp_path: Path) -> None:
     folder = fabricated(tmp_path, {("c", "none"): (0.9, 0.901), ("c", "last"): (0.85, 0.851), ("b", "none"): (0.9,)})
-    fig6.draw(view(EXPERIMENTS["fig6"], tmp_path, SCALES["quick"]))
+    known = view(EXPERIMENTS["fig6"], tmp_path, SCALES["quick"])
+    fig6.write_all(known)
+    pictures(EXPERIMENTS["fig6"].figure(known), folder / "figure")
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     summary = summary_of(tmp_path, "quick")
     assert [panel["name"] for panel in summary["panels"]] == ["b", "c"]

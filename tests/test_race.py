@@ -515,8 +515,9 @@ def test_a_page_is_filled_where_it_has_marks(finished: Path, tmp_path: Path) -> 
         text = page.read_text(encoding="utf-8")
         assert text.startswith(f"a\n<!-- race -->\n{headline.headline(races)}\n<!-- /race -->\nb\n<!-- races -->\n## ")
         assert text.endswith("\n<!-- /races -->\nc\n")
-        assert text.count("](page/mnist-mlp-quick.png)") == 1
-    assert (tmp_path / "page" / "mnist-mlp-quick.png").read_bytes() == (races / "mnist-mlp/quick/figure.png").read_bytes()
+        assert text.count("](figures/race-mnist-mlp-quick.svg)") == 1
+    drawn = tmp_path / "figures" / "race-mnist-mlp-quick.svg"
+    assert drawn.read_bytes() == (races / "mnist-mlp/quick/figure.svg").read_bytes()
     page.write_text("no marks\n", encoding="utf-8")
     found = command("mnist-mlp", "--draw-only", "--scale", "quick", "--out", str(races), "--fill", str(page))
     assert found.exit_code == 2
@@ -534,5 +535,7 @@ def test_pages_show_the_committed_races(name: str, tmp_path: Path) -> None:
     shutil.copyfile(root / name, copy)
     headline.fill(copy, root / "results" / "race")
     assert copy.read_text(encoding="utf-8") == (root / name).read_text(encoding="utf-8")
-    for picture in copy.with_suffix("").glob("*.png"):
-        assert picture.read_bytes() == (root / name).with_suffix("").joinpath(picture.name).read_bytes()
+    pictures = list((tmp_path / "figures").glob("*.svg"))
+    assert bool(pictures) == ("<!-- races -->" in copy.read_text(encoding="utf-8"))
+    for picture in pictures:
+        assert picture.read_bytes() == (root / "docs" / "figures" / picture.name).read_bytes()

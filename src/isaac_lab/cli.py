@@ -1,14 +1,10 @@
 """The command line: `isaac-newton demo`, `bench`, `data`, `reproduce`, `claims`, `race`, `report` and more."""
 
-import enum
 import io
-import math
 import sys
-import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 try:
     import typer
@@ -20,31 +16,29 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}: the laboratory needs it; pip install 'isaac-newton[lab]'") from None
 
 from isaac_lab.commands import data
+from isaac_lab.commands.bench import bench
 from isaac_lab.commands.claims import claims
-from isaac_lab.commands.compatibility import compatibility
 from isaac_lab.commands.race import race
 from isaac_lab.commands.report import report
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.commands.scaling import scaling as scaling_on_paper
-from isaac_lab.commands.training import named_errors
+from isaac_lab.commands.training import check_writable
 
-# torch and matplotlib take seconds to import and `--help` should not: the commands import them.
+# torch takes seconds to import and `--help` should not: the commands import them.
 if TYPE_CHECKING:
     from isaac_lab.demo import Measurement, Run, Summary
 
 __all__ = ["app", "main"]
 
-# Without rich, whose help cuts the names of options at 80 columns.
+# Help in boxes cuts names of options at 80 columns; plain help does not.
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure the time and memory of a training step.")
-app.add_typer(bench, name="bench")
 app.add_typer(data.app, name="data")
+app.command()(bench)
 app.command()(reproduce)
 app.command()(claims)
 app.command()(race)
 app.command()(report)
 app.command("scaling")(scaling_on_paper)
-app.command()(compatibility)
 
 
 def _version(wanted: bool) -> None:
@@ -88,31 +82,22 @@ def demo(
 ) -> None:
     """Train with and without ISAAC on embedded images of digits: progress, a table, a picture."""
     started = time.perf_counter()
-    _check_writable(out)
+    check_writable(out)
     console = Console()
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
+        from isaac_lab.charts.draw import pictures
         from isaac_lab.demo import records, summarize, what_one_sees
         from isaac_lab.records import write
         from isaac_lab.report import curves
     runs = _train(console, epochs=epochs, seeds=seeds)
     picture, numbers = out / "curves.png", out / "records.json"
-    curves.draw(runs, path=picture)
+    pictures(curves.figure(runs), picture, suffixes=[".png"])
     seconds = time.perf_counter() - started
     write(numbers, records(runs, seconds=seconds))
     console.print(_table(summarize(runs)))
     for sentence in what_one_sees(runs):
         console.print(sentence)
     console.print(f"\nPicture: {picture}\nRecords: {numbers}\nDone in {seconds:.0f} s.", markup=False, soft_wrap=True)
-
-
-def _check_writable(directory: Path) -> None:
-    """Learn before the training, not after it, that its results cannot be written."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
-    except OSError as error:
-        message = f"cannot write to {str(directory)!r}: {error.strerror}. Name a directory that you can write to."
-        raise typer.BadParameter(message, param_hint="'--out'") from None
 
 
 def _train(console: Console, *, epochs: int, seeds: int) -> list["Run"]:
@@ -184,135 +169,3 @@ def _table(summaries: tuple["Summary", ...]) -> Table:
 
 def _with_spread(mean: float, spread: float | None, style: str) -> str:
     return format(mean, style) if spread is None else f"{mean:{style}} ± {spread:{style}}"
-
-
-class Device(enum.StrEnum):
-    """Where a benchmark runs."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-def _positive(value: float) -> float:
-    if not 0 < value < math.inf:
-        raise typer.BadParameter(f"must be > 0 and finite, got {value}")
-    return value
-
-
-DeviceOption: TypeAlias = Annotated[Device, typer.Option(help="CUDA is measured eager and, if possible, as one CUDA graph.")]
-Threads: TypeAlias = Annotated[int, typer.Option(callback=_at_least_one, help="Threads of the CPU.")]
-Rounds: TypeAlias = Annotated[int, typer.Option(callback=_at_least_one, help="How often the methods take turns.")]
-Models: TypeAlias = Annotated[str, typer.Option(help="Comma-separated models of Table 2: 100, 400, 1600, 6400, autoencoder.")]
-Methods: TypeAlias = Annotated[
-    str, typer.Option(help="Comma-separated methods, beside the gradient: paper, zeta_star, zeta, kfac.")
-]
-Damping: TypeAlias = Annotated[float, typer.Option(callback=_positive, help="λ of all methods.")]
-Memory: TypeAlias = Annotated[bool, typer.Option(help="Measure peak memory too.")]
-Budget: TypeAlias = Annotated[float, typer.Option(callback=_positive, help="Seconds for one point; larger ones are left out.")]
-Out: TypeAlias = Annotated[Path, typer.Option(help="Directory for the records.")]
-BENCH = Path("out/bench")
-
-
-@bench.command()
-def table2(
-    device: DeviceOption = Device.CPU,
-    threads: Threads = 1,
-    rounds: Rounds = 20,
-    models: Models = "",
-    methods: Methods = "",
-    damping: Damping = 1.0,
-    memory: Memory = True,
-    out: Out = BENCH,
-) -> None:
-    """The models and methods of the paper's Table 2; all of them unless named."""
-    settings = {"threads": threads, "rounds": rounds, "damping": damping, "memory": memory}
-    _bench(["table2"], device, out, models=models, methods=methods, **settings)
-
-
-@bench.command()
-def scaling(
-    device: DeviceOption = Device.CPU,
-    threads: Threads = 1,
-    rounds: Rounds = 20,
-    damping: Damping = 1.0,
-    budget: Budget = 60.0,
-    out: Out = BENCH,
-) -> None:
-    """ζ* over the plain gradient by batch size and by width, with a picture."""
-    _bench(["scaling"], device, out, threads=threads, rounds=rounds, damping=damping, budget=budget)
-
-
-@bench.command()
-def shapes(
-    device: DeviceOption = Device.CPU, threads: Threads = 1, rounds: Rounds = 20, damping: Damping = 1.0, out: Out = BENCH
-) -> None:
-    """A network with attention (the shape of BERT) and one with convolutions (ResNet-18)."""
-    _bench(["shapes"], device, out, threads=threads, rounds=rounds, damping=damping)
-
-
-@bench.command()
-def grid(
-    device: DeviceOption = Device.CPU, threads: Threads = 1, rounds: Rounds = 20, damping: Damping = 1.0, out: Out = BENCH
-) -> None:
-    """All networks of one panel of the paper's Figure 1, trained at once; on the CPU four of them."""
-    _bench(["grid"], device, out, threads=threads, rounds=rounds, damping=damping)
-
-
-@bench.command(name="all")
-def all_benchmarks(
-    device: DeviceOption = Device.CPU,
-    threads: Threads = 1,
-    rounds: Rounds = 20,
-    models: Models = "",
-    methods: Methods = "",
-    damping: Damping = 1.0,
-    memory: Memory = True,
-    budget: Budget = 60.0,
-    out: Out = BENCH,
-) -> None:
-    """Everything: table2, scaling, shapes and grid."""
-    settings = {"threads": threads, "rounds": rounds, "damping": damping, "memory": memory, "budget": budget}
-    _bench(["table2", "scaling", "shapes", "grid"], device, out, models=models, methods=methods, **settings)
-
-
-@bench.command()
-def page(
-    records: Annotated[Path, typer.Option(help="Directory with records.")] = Path("results/bench"),
-    out: Annotated[Path, typer.Option(help="The Markdown file; pictures go into a directory of its name.")] = Path(
-        "docs/benchmarks.md"
-    ),
-) -> None:
-    """Write the page of all records as Markdown."""
-    from isaac_lab.records import read, write_whole
-    from isaac_lab.report import benchmarks
-
-    found = read(records)
-    if not found:
-        raise typer.BadParameter(
-            f"no records (*.json) in {str(records)!r}; isaac-newton bench writes them", param_hint="'--records'"
-        )
-    _check_writable(out.parent)
-    text = benchmarks.page(found, directory=records.as_posix(), figures=out.with_suffix(""))
-    with named_errors():
-        write_whole(out, text)
-    Console().print(f"Page: {out}, from {len(found)} record{'' if len(found) == 1 else 's'}.", markup=False, soft_wrap=True)
-
-
-def _bench(kinds: list[str], device: Device, out: Path, *, models: str = "", methods: str = "", **settings: Any) -> None:
-    console = Console()
-    with console.status("Loading torch and matplotlib …"):
-        from isaac_lab.bench import terminal
-        from isaac_lab.bench.modes import modes
-        from isaac_lab.bench.runs import Plan, choose
-    plan = Plan(device=device.value, **settings)
-    try:
-        option = "--device"
-        modes(plan.device, plan.threads)
-        option = "--models"
-        chosen = choose(models, plan.models, "model")
-        option = "--methods"
-        plan = replace(plan, models=chosen, methods=choose(methods, plan.methods, "method"))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
-    _check_writable(out)
-    terminal.run(kinds, plan, out, console)

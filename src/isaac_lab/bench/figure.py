@@ -1,61 +1,44 @@
-"""The scaling curves as a picture: measured ratios with their quartiles, and the ratio of the multiply-adds."""
+"""The scaling curves of a benchmark: measured ratios with their quartiles, and the ratio of the multiply-adds."""
 
-from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from isaac_lab.charts import lines
+from isaac_lab.charts.figure import Chart, Figure, Look, Method, look
+from isaac_lab.charts.lines import Axis, Line
 
-__all__ = ["draw"]
+__all__ = ["figure"]
 
-#: From the palette of Okabe and Ito, which colour-blind readers can tell apart.
-MEASURED, COUNTED, GREY = "#0072B2", "#D55E00", "#555555"
+METHODS = (Method("measured, with quartiles", look("zeta_star"), ours=True), Method("multiply-adds", Look("grey", (6, 4))))
 TITLES = {"batch": "By batch size, at width {}", "width": "By width, at batch size {}"}
+RATIO = Axis("ratio", "Time of a ζ* step over that of a plain one", ".3~g")
 
 
-def draw(record: dict[str, Any], path: Path) -> None:
-    """Write `path` with the suffixes .png and .svg."""
-    figure = Figure(figsize=(10, 4.4), dpi=150)
-    # Agg draws into memory and needs no display; pyplot would look for one.
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 2)
-    for panel, curve in zip(axes, TITLES, strict=True):
-        _panel(panel, curve, [case for case in record["cases"] if case["curve"] == curve])
-    axes[0].set_ylabel("Time of a ζ* step / plain step", color=GREY)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=2, frameon=False)
+def figure(record: dict[str, Any]) -> Figure:
+    """A chart by batch size and one by width."""
+    charts = []
+    for curve in TITLES:
+        cases = [case for case in record["cases"] if case["curve"] == curve and "ratio" in _star(case)]
+        charts += [_chart(curve, cases)] if cases else []
     machine = record["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
-    figure.suptitle(f"What ζ* costs, three linear layers, {where} ({record['mode']})", x=0.02, ha="left", fontweight="bold")
-    figure.tight_layout(rect=(0, 0.07, 1, 1), w_pad=3)
-    figure.savefig(path.with_suffix(".png"))
-    # The same record gives the same file: no date, and no random names inside.
-    with mpl.rc_context({"svg.hashsalt": "isaac-newton"}):
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    title = f"What ζ* costs, three linear layers, {where} ({record['mode']})"
+    size = lines.axes([Axis("size", "Batch size or width", ",d", logarithmic=True)])
+    controls = (size, lines.scales(logarithmic_first=False), lines.quantities([RATIO]))
+    return Figure("figure-scaling", tuple(charts), title, "1 is the plain step.", controls, METHODS)
 
 
-def _panel(axes: Axes, curve: str, cases: list[dict[str, Any]]) -> None:
-    by_size = {case[curve]: method for case in cases for method in case["methods"] if method["name"] == "zeta_star"}
-    sizes = [size for size, method in by_size.items() if "ratio" in method]
-    cases = [case for case in cases if case[curve] in sizes]
-    if not cases:
-        axes.set_axis_off()
-        return
-    ratios = [by_size[size]["ratio"] for size in sizes]
-    below = [ratio["median"] - ratio["low"] for ratio in ratios]
-    above = [ratio["high"] - ratio["median"] for ratio in ratios]
-    medians = [ratio["median"] for ratio in ratios]
-    axes.errorbar(sizes, medians, yerr=[below, above], color=MEASURED, marker="o", capsize=3, label="measured, with quartiles")
-    axes.plot(sizes, [case["theory"] for case in cases], color=COUNTED, linestyle="--", marker="s", label="multiply-adds")
-    axes.axhline(1, color=GREY, linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.xaxis.set_minor_locator(NullLocator())
-    other = cases[0]["width" if curve == "batch" else "batch"]
-    axes.set_title(TITLES[curve].format(other), loc="left", fontsize=12)
-    axes.set_xlabel("Batch size" if curve == "batch" else "Width", color=GREY)
-    axes.grid(axis="y", alpha=0.3)
-    axes.tick_params(colors=GREY, which="both")
-    axes.spines[["top", "right"]].set_visible(False)
+def _star(case: dict[str, Any]) -> dict[str, Any]:
+    return next((method for method in case["methods"] if method["name"] == "zeta_star"), {})
+
+
+def _chart(curve: str, cases: list[dict[str, Any]]) -> Chart:
+    sizes, ratios = [case[curve] for case in cases], [_star(case)["ratio"] for case in cases]
+    measured = {"size": sizes, "ratio": [ratio["median"] for ratio in ratios]}
+    measured |= {f"ratio_{end}": [ratio[end] for ratio in ratios] for end in ("low", "high")}
+    drawn = [
+        Line(METHODS[0].label, "median", measured, over_seeds=True),
+        Line(METHODS[1].label, "counted", {"size": sizes, "ratio": [case["theory"] for case in cases]}, over_seeds=True),
+    ]
+    title = TITLES[curve].format(cases[0]["width" if curve == "batch" else "batch"])
+    alt = f"{title}: ratios of {min(measured['ratio']):.2f} to {max(measured['ratio']):.2f}."
+    return lines.chart(f"scaling-{curve}", title, alt, drawn, METHODS, [Axis("size", "Size", ",d"), RATIO])

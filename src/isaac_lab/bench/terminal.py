@@ -6,15 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from isaac_lab.bench import figure
 from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, file_stem
-from isaac_lab.records import write
+from isaac_lab.charts.draw import pictures
+from isaac_lab.records import write, write_whole
 from isaac_lab.report import benchmarks
+from isaac_lab.report.tables import table
 
 __all__ = ["run"]
 
@@ -34,9 +35,9 @@ def run(kinds: Sequence[str], plan: Plan, out: Path, console: Console) -> None:
 def _show(record: dict[str, Any], out: Path, console: Console) -> None:
     path = out / f"{file_stem(record)}.json"
     write(path, record)
-    path.with_suffix(".md").write_text(benchmarks.markdown(path.name, record), encoding="utf-8")
+    write_whole(path.with_suffix(".md"), benchmarks.markdown(path.name, record))
     if record["kind"] == "scaling":
-        figure.draw(record, path)
+        pictures(figure.figure(record), path)
     headings, rows = benchmarks.rows(record, compact=True)
     if record["kind"] == "scaling":
         console.print(_table(f"scaling, {record['mode']}", headings, rows))
@@ -50,11 +51,7 @@ def _show(record: dict[str, Any], out: Path, console: Console) -> None:
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     # The terminal has 80 columns: what the paper's memory was is in the Markdown file.
     shown = [number for number, heading in enumerate(headings) if heading != "Paper MB"]
-    for number in shown:
-        table.add_column(headings[number], justify="left" if headings[number] in benchmarks.LEFT else "right")
-    for row in rows:
-        table.add_row(*(row[number] for number in shown))
-    return table
+    body = [[row[number] for number in shown] for row in rows]
+    return table([headings[number] for number in shown], body, benchmarks.LEFT, title).terminal()

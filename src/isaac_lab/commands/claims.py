@@ -1,7 +1,8 @@
 """`isaac-newton claims`: what the paper says, sentence by sentence, and what the records say of it."""
 
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,9 +28,7 @@ def claims(
     bench: Annotated[Path, typer.Option(help="Directory with records of isaac-newton bench.")] = Path("results/bench"),
     page: Annotated[
         Path | None,
-        typer.Option(
-            help="Write the page of all figures and claims as Markdown, such as docs/reproduction.md.", show_default=False
-        ),
+        typer.Option(help="Fill the page of all figures and claims, such as docs/reproduction.md.", show_default=False),
     ] = None,
 ) -> None:
     """Check every claim of the paper on records; each verdict has the figures behind it."""
@@ -39,23 +38,30 @@ def claims(
             raise typer.BadParameter(
                 f"there is no folder {str(path)!r}; isaac-newton {maker} makes records", param_hint=f"'{option}'"
             )
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.claims import ledger
         from isaac_lab.evidence import Evidence
-        from isaac_lab.records import write_whole
-        from isaac_lab.report import reproduction
-    with named_errors("--records"):
+        from isaac_lab.report import docs, reproduction
+    with named_errors("--records"), _named_pages():
         evidence = Evidence(records, bench)
         found = ledger(evidence)
         console.print(_table(found))
         console.print(_counts(found), highlight=False)
         if page is not None:
             check_writable(page.parent, option="--page")
-            names = {"directory": records.as_posix(), "bench": bench.as_posix()}
-            text = reproduction.page(found, evidence, pictures=page.with_suffix(""), **names)
-            write_whole(page, text)
+            docs.fill(page, reproduction.blocks(found, evidence, page.parent / "figures"))
             console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
     say_own_runs(console, records, "--records")
+
+
+@contextlib.contextmanager
+def _named_pages() -> Iterator[None]:
+    from isaac_lab.report.docs import DocsError
+
+    try:
+        yield
+    except DocsError as error:
+        raise typer.BadParameter(str(error), param_hint="'--page'") from None
 
 
 def say_own_runs(console: Console, read: Path, option: str) -> None:

@@ -13,9 +13,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from isaac_lab.data import download, places
-from isaac_lab.data.archives import archived
-from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, FileSet, Parcel
-from isaac_lab.data.files import DataError, check, contents
+from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, Parcel
+from isaac_lab.data.files import DataError, contents
 
 __all__ = ["app"]
 
@@ -99,7 +98,7 @@ def fetch(
     with Progress(*columns, console=console, disable=not live, transient=True) as progress:
         for each in name.names:
             files = SETS[each]
-            directory = folder / files.folders[0]
+            directory = folder / files.folder
             _check_writable(directory)
             own = () if source is None else (f"{source.rstrip('/')}/{each}", source)
             for parcel in files.parcels:
@@ -109,18 +108,13 @@ def fetch(
 
 def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], progress: Progress) -> str:
     """Get what one download brings, unless it is there; what was done, in words."""
-    files = SETS[name]
     title = f"{name}/{parcel.name}"
-    keep = download.right(files, directory, parcel)
-    if len(keep) == len(parcel.files):
-        return "already there"
     task = progress.add_task(title, total=None)
     try:
         address = download.fetch(
             parcel,
             directory,
-            download.addresses(files, parcel, own),
-            keep=keep,
+            download.addresses(SETS[name], parcel, own),
             tick=lambda done, total: progress.update(task, completed=done, total=total),
         )
     except DataError as error:
@@ -131,7 +125,7 @@ def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], pro
         _fail(f"cannot write to {directory}: {error.strerror}", code=2)
     progress.remove_task(task)
     progress.refresh()
-    return f"fetched from {address}"
+    return f"fetched from {address}" if address else "already there"
 
 
 @app.command()
@@ -145,7 +139,7 @@ def verify(
     looked_at = _places(data)[: 1 if data else None]
     good = True
     for each in name.names:
-        found = [(place, directory) for place in looked_at if (directory := _find(each, place))]
+        found = [(place, directory) for place in looked_at if (directory := places.find(each, place))]
         if not found:
             good = good and name is Choice.ALL
             _say(console, f"{each}: not found; isaac-newton data fetch {each} downloads it")
@@ -167,43 +161,20 @@ def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
     table.add_column("Bytes", justify="right", no_wrap=True)
     table.add_column("State", no_wrap=True)
     problems: list[str] = []
-    files = SETS[name]
-    archive = places.archive(files, directory)
-    for file in files.files:
-        found = places.paths(directory, file)
-        if not found and not archive:
+    for file in SETS[name].files:
+        path = places.path(directory, file)
+        if path is None:
             table.add_row(file.name, "", "[bold red]missing")
             problems.append(f"{directory / file.name} is missing, and so is {file.name}.gz")
-        for path in found:
-            state = "[bold red]corrupt"
-            try:
-                content = contents(path, file)
-                state = "[bold red]wrong checksum"
-                check(content, file, path)
-                state = "[green]OK"
-            except DataError as error:
-                problems.append(str(error))
-            table.add_row(path.name, f"{path.stat().st_size:,}", state)
-    if archive:
-        state, found_there = _verify_archive(files, archive)
-        problems += found_there
-        table.add_row(archive.name, f"{archive.stat().st_size:,}", state)
-    return table, problems
-
-
-def _verify_archive(files: FileSet, archive: Path) -> tuple[str, list[str]]:
-    """Its state, and a sentence for each file in it that is not as it should be."""
-    try:
-        found = archived(archive, files.files)
-    except DataError as error:
-        return "[bold red]corrupt", [str(error)]
-    problems = []
-    for file in files.files:
+            continue
         try:
-            check(found[file.name], file, f"{file.name} in {archive}")
+            contents(path, file)
+            state = "[green]OK"
         except DataError as error:
             problems.append(str(error))
-    return "[bold red]wrong checksum" if problems else "[green]OK", problems
+            state = "[bold red]wrong checksum" if "checksum" in str(error) else "[bold red]corrupt"
+        table.add_row(path.name, f"{path.stat().st_size:,}", state)
+    return table, problems
 
 
 def _places(data: Path | None) -> list[places.Place]:
@@ -213,16 +184,9 @@ def _places(data: Path | None) -> list[places.Place]:
         raise typer.BadParameter(str(error)) from None
 
 
-def _find(name: str, place: places.Place) -> Path | None:
-    try:
-        return places.find(name, place)
-    except DataError as error:
-        _fail(str(error), code=2)
-
-
 def _state(name: str, looked_at: list[places.Place]) -> str:
     for place in looked_at:
-        if directory := _find(name, place):
+        if directory := places.find(name, place):
             lacking = places.missing(name, directory)
             count = f"{len(lacking)} of {len(SETS[name].files)}"
             return f"incomplete, {count} missing: isaac-newton data fetch {name}" if lacking else place.origin

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from isaac_lab.commands.training import DeviceChoice, Minutes, check_writable, chosen_device, deadline, goes_on, named_errors
 
-# torch and matplotlib take seconds to import and `--help` should not: the command imports them.
+# torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
     from isaac_lab.race.course import Course
     from isaac_lab.race.runner import Request
@@ -68,7 +68,7 @@ def race(
     """Tune every method with the same number of trials, then train it with other seeds, and show where it ended."""
     started = time.perf_counter()
     console = Console()
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.executors import Call
         from isaac_lab.experiments.folder import Means
         from isaac_lab.race import headline, runner

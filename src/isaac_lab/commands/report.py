@@ -16,7 +16,7 @@ __all__ = ["report"]
 def report(
     out: Annotated[Path, typer.Option(help="The page; one file that needs no network.")] = Path("out/report.html"),
     results: Annotated[Path, typer.Option(help="Folder with the records: bench, race, reproduce.")] = Path("results"),
-    compatibility: Annotated[Path, typer.Option(help="The page that isaac-newton compatibility wrote.")] = Path(
+    compatibility: Annotated[Path, typer.Option(help="The page that python tests/compatibility.py wrote.")] = Path(
         "docs/compatibility.md"
     ),
 ) -> None:
@@ -32,7 +32,7 @@ def report(
             f"{str(out)!r} is a folder; name a file, such as {str(out / 'report.html')!r}", param_hint="'--out'"
         )
     console = Console()
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.page.build import PageError, build, check_installed
         from isaac_lab.records import StoreError, write_whole
         from isaac_lab.trial import TrialError

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from isaac_lab.commands.training import DeviceChoice, Minutes, check_writable, chosen_device, deadline, goes_on, named_errors
 
-# torch and matplotlib take seconds to import and `--help` should not: the command imports them.
+# torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
     from isaac_lab.experiments.folder import View
     from isaac_lab.experiments.recipe import Experiment, Outcome
@@ -80,7 +80,7 @@ def reproduce(
 ) -> None:
     """Train what a figure of the paper needs, draw it, and say where everything is."""
     console = Console()
-    with console.status("Loading torch and matplotlib …"):
+    with console.status("Loading torch …"):
         from isaac_lab.executors import Call
         from isaac_lab.experiments import EXPERIMENTS
         from isaac_lab.experiments.folder import Means

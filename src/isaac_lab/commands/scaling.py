@@ -5,15 +5,15 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from isaac_lab.commands.training import check_writable
-from isaac_lab.scaling import LIMIT, MACHINES, SHAPES, Machine, Workload
+from isaac_lab.scaling import H100, LIMIT, SHAPES, Machine, Workload
+
+if TYPE_CHECKING:
+    from isaac_lab.report.scaling import Plan
 
 __all__ = ["scaling"]
 
@@ -23,7 +23,6 @@ LENGTH = 2048
 
 
 def scaling(
-    gpu: Annotated[str, typer.Option(help="h100 or h200.")] = "h100",
     sizes: Annotated[str, typer.Option(help=f"Comma-separated models: {', '.join(SHAPES)}; all unless named.")] = "",
     gpus: Annotated[str, typer.Option(help="Comma-separated numbers of GPUs.")] = GPUS,
     tokens: Annotated[int, typer.Option(help="Tokens per GPU and micro-batch.")] = 8192,
@@ -34,76 +33,56 @@ def scaling(
         list[str] | None,
         typer.Option("--set", help="An assumption, such as step=0.45 or network=25e9 (bytes per second); may be repeated."),
     ] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Check the model on small GPTs and write the record.")] = False,
-    rounds: Annotated[int, typer.Option(help="With --measure: how often timed methods take turns.")] = 15,
     record: Annotated[Path, typer.Option(help="The record of the checks.")] = RECORD,
-    bench: Annotated[Path, typer.Option(help="With --measure: records of isaac-newton bench to compare with.")] = Path(
-        "results/bench"
-    ),
-    page: Annotated[
-        Path | None, typer.Option(help="Write the page as Markdown, such as docs/scaling.md.", show_default=False)
-    ] = None,
+    page: Annotated[Path | None, typer.Option(help="Fill the tables of a page, docs/scaling.md.", show_default=False)] = None,
 ) -> None:
     """What ζ* would cost on GPTs of 124M to 70B parameters under FSDP2: a model, checked on small ones."""
-    console = Console()
-    machine = _machine(gpu, assume or [])
-    shapes = tuple(SHAPES[name] for name in _names(sizes))
-    counts = _counts(gpus)
+    console, machine = Console(), _machine(assume or [])
+    shapes, counts = tuple(SHAPES[name] for name in _names(sizes)), _counts(gpus)
     if not 0 < limit < 1000:
         raise typer.BadParameter(f"must be a percentage above 0, got {limit}", param_hint="'--limit'")
-    if rounds < 1:
-        raise typer.BadParameter(f"must be at least 1, got {rounds}", param_hint="'--rounds'")
     try:
         work = Workload(gpus=counts[0], tokens=tokens, length=length, micro_batches=micro_batches)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="'--tokens' / '--length' / '--micro-batches'") from None
-    if page is not None and not measure and not record.is_file():
-        raise typer.BadParameter(
-            f"there is no {str(record)!r}; isaac-newton scaling --measure makes it", param_hint="'--record'"
-        )
-    if page is not None and page.is_dir():
-        raise typer.BadParameter(f"{str(page)!r} is a directory; name a file, such as docs/scaling.md", param_hint="'--page'")
-    checked = None if page is None or measure else _read(record)
-    for path, option, wanted in ((record, "--record", measure), (page, "--page", page is not None)):
-        if wanted and path is not None:
-            check_writable(path.parent, option=option)
-    if measure:
-        _measure(record, bench, rounds, console)
-        if page is None:
-            return
-    from isaac_lab.records import write_whole
     from isaac_lab.report import scaling as report
-    from isaac_lab.report import scaling_figure
 
     plan = report.Plan(machine, shapes, counts, work, limit / 100)
     if page is None:
         found = report.cells(plan)
-        for rows in (report.naive_rows, report.chosen_rows):
-            console.print(_table(*rows(found, plan.limit)))
+        for made in (report.naive, report.chosen):
+            console.print(made(found, plan.limit).terminal())
         console.print(
             f"A model, not a measurement: {machine.name}, {tokens:,} tokens per GPU in sequences of {length:,}. Shares of the "
             "plain step's time, bytes sent and peak memory; settings below the limit are with TF32. More: docs/scaling.md.",
             highlight=False,
         )
         return
-    picture = page.with_suffix("") / "overhead.svg"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    scaling_figure.draw(plan, picture)
-    checked = checked or _read(record)
-    changed = {"--gpu": (gpu, "h100"), "--sizes": (sizes, ""), "--gpus": (gpus, GPUS), "--tokens": (tokens, 8192)}
-    changed |= {"--length": (length, LENGTH), "--micro-batches": (micro_batches, 1), "--limit": (limit, 100 * LIMIT)}
+    changed = {"--sizes": (sizes, ""), "--gpus": (gpus, GPUS), "--tokens": (tokens, 8192), "--length": (length, LENGTH)}
+    changed |= {"--micro-batches": (micro_batches, 1), "--limit": (limit, 100 * LIMIT)}
     options = [f"{name} {value}" for name, (value, default) in changed.items() if value != default]
     options += [f"--set {shlex.quote(one)}" for one in assume or []]
-    command = " ".join(["isaac-newton scaling --page", page.as_posix(), *options])
-    text = report.page(plan, checked, picture=f"{picture.parent.name}/{picture.name}", command=command)
-    write_whole(page, text)
+    _fill(page, plan, _read(record), " ".join(["isaac-newton scaling --page docs/scaling.md", *options]))
     console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _machine(gpu: str, assumptions: Sequence[str]) -> Machine:
-    if gpu.lower() not in MACHINES:
-        raise typer.BadParameter(f"unknown GPU {gpu!r}; known: {', '.join(MACHINES)}", param_hint="'--gpu'")
-    machine = MACHINES[gpu.lower()]
+def _fill(page: Path, plan: "Plan", checked: dict[str, Any], command: str) -> None:
+    from isaac_lab.charts.draw import draw
+    from isaac_lab.report import docs, scaling_figure
+    from isaac_lab.report.scaling import blocks
+
+    try:
+        docs.fill(page, blocks(plan, checked, command))
+        draw(scaling_figure.figure(plan), page.parent / "figures" / "scaling-overhead.svg")
+    except docs.DocsError as error:
+        raise typer.BadParameter(str(error), param_hint="'--page'") from None
+    except OSError as error:
+        message = f"cannot read or write {error.filename}: {error.strerror}"
+        raise typer.BadParameter(message, param_hint="'--page'") from None
+
+
+def _machine(assumptions: Sequence[str]) -> Machine:
+    machine = H100
     known = {field.name: field.type for field in dataclasses.fields(Machine) if field.name not in ("name", "exact_inverses")}
     for text in assumptions:
         name, _, value = text.partition("=")
@@ -118,13 +97,15 @@ def _machine(gpu: str, assumptions: Sequence[str]) -> Machine:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        message = f"there is no {str(path)!r}; python tests/scaling/scaling_checks.py makes it"
+        raise typer.BadParameter(message, param_hint="'--record'")
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         found = None
     if not isinstance(found, dict) or found.get("kind") != "scaling checks":
-        message = f"{str(path)!r} is no record of isaac-newton scaling --measure"
-        raise typer.BadParameter(message, param_hint="'--record'")
+        raise typer.BadParameter(f"{str(path)!r} is no record of scaling_checks.py", param_hint="'--record'")
     return found
 
 
@@ -146,23 +127,3 @@ def _counts(text: str) -> tuple[int, ...]:
             f"must be whole numbers of at least 2 with commas between, got {text!r}", param_hint="'--gpus'"
         )
     return counts
-
-
-def _measure(path: Path, bench: Path, rounds: int, console: Console) -> None:
-    with console.status("Loading torch …") as status:
-        from isaac_lab.bench import scaling_checks
-        from isaac_lab.records import write
-
-        found = scaling_checks.record(bench, lambda what: status.update(f"Checking {what} …"), rounds=rounds)
-    write(path, found)
-    console.print(f"Record: {path}, {len(found['checks'])} checks.", markup=False, highlight=False, soft_wrap=True)
-
-
-def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in headings:
-        is_words = heading == "Model" or heading.endswith("setting")
-        table.add_column(heading, justify="left" if is_words else "right", overflow="fold")
-    for line in body:
-        table.add_row(*(cell.replace("**", "") for cell in line))
-    return table

@@ -1,39 +1,27 @@
 """Files of a data set from the network: checked in memory, and each on disk whole or not at all."""
 
 import contextlib
+import gzip
 import http.client
+import io
 import os
+import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Set
-from dataclasses import replace
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from isaac_lab.data.archives import opened
+from isaac_lab.data import places
 from isaac_lab.data.catalogue import FileSet, Parcel
-from isaac_lab.data.files import DataError, check
-from isaac_lab.data.places import paths
-from isaac_lab.data.reading import stored
+from isaac_lab.data.files import DataError, File, check, contents, unpack
 
-__all__ = ["addresses", "fetch", "right"]
+__all__ = ["addresses", "fetch"]
 
 #: Seconds without a byte after which the next mirror is asked.
 PATIENCE = 15.0
 CHUNK = 1 << 16
-
-
-def right(files: FileSet, directory: Path, parcel: Parcel) -> set[str]:
-    """The names of files of a parcel that would be read from this directory and are the right ones."""
-    alone = [file for file in parcel.files if paths(directory, file)]
-    # One group, because an archive is gone through from its beginning.
-    rest = tuple(file for file in parcel.files if file not in alone)
-    found = set()
-    for group in (*((file,) for file in alone), rest):
-        with contextlib.suppress(DataError):
-            for file, source, content in stored(replace(files, files=group), directory):
-                check(content, file, source)
-                found.add(file.name)
-    return found
 
 
 def addresses(files: FileSet, parcel: Parcel, folders: Iterable[str] = ()) -> list[tuple[str, ...]]:
@@ -43,47 +31,48 @@ def addresses(files: FileSet, parcel: Parcel, folders: Iterable[str] = ()) -> li
 
 
 def fetch(
-    parcel: Parcel,
-    directory: Path,
-    mirrors: Iterable[tuple[str, ...]],
-    *,
-    keep: Set[str] = frozenset(),
-    tick: Callable[[int, int | None], None],
-) -> str:
-    """Download a parcel from the first mirror that has it right; returns the address.
+    parcel: Parcel, directory: Path, mirrors: Iterable[tuple[str, ...]], *, tick: Callable[[int, int | None], None]
+) -> str | None:
+    """Download a parcel from the first mirror that has it right; returns the address, or None if all of it is there.
 
     Args:
         parcel: What to get.
-        directory: Where to; made if it is not there. A file of the same name is replaced, once all new ones are checked.
+        directory: Where to; made if it is not there. Files that are right stay; others are replaced, once all are checked.
         mirrors: The addresses of all its parts, for each mirror.
-        keep: Names of files that stay as they are.
         tick: Called with the bytes so far and their number in all, if the server tells it.
 
     Raises:
         DataError: No mirror has it, with the reason at each.
         OSError: It cannot be written.
     """
+    wanted = [file for file in parcel.files if not _is_right(directory, file)]
+    if not wanted:
+        return None
     failures = []
     for mirror in mirrors:
         source = " with ".join(mirror)
         try:
             parts = [_download(address, limit=parcel.limit, tick=tick) for address in mirror]
-            found = opened(parcel, parts, source)
-            for file in parcel.files:
-                name = source if parcel.form == "gzip" else f"{file.name} in {source}"
-                check(found[file.name], file, name)
+            found = _opened(parcel, parts, source)
         except DataError as error:
             failures.append(str(error))
-        else:
+            continue
+        for file in wanted:
             if parcel.form == "gzip":
                 _write(directory / parcel.name, parts[0])
             else:
-                for name in found.keys() - keep:
-                    _write(directory / name, found[name])
-                    # It would be read first, and it is not the right one.
-                    (directory / f"{name}.gz").unlink(missing_ok=True)
-            return source
+                _write(directory / file.name, found[file.name])
+                # It would be read first, and it is not the right one.
+                (directory / f"{file.name}.gz").unlink(missing_ok=True)
+        return source
     raise DataError("; ".join(failures))
+
+
+def _is_right(directory: Path, file: File) -> bool:
+    with contextlib.suppress(DataError):
+        path = places.path(directory, file)
+        return path is not None and bool(contents(path, file))
+    return False
 
 
 def _download(address: str, *, limit: int, tick: Callable[[int, int | None], None]) -> bytes:
@@ -108,6 +97,55 @@ def _download(address: str, *, limit: int, tick: Callable[[int, int | None], Non
     if total is not None and len(received) < total:
         raise DataError(f"{address} is cut off: {len(received):,} bytes received, expected {total:,}")
     return bytes(received)
+
+
+def _opened(parcel: Parcel, parts: Sequence[bytes], source: str) -> dict[str, bytes]:
+    """The bytes of each file in a download, by name, checked; errors name `source`."""
+    if parcel.form == "gzip":
+        (file,) = parcel.files
+        return {file.name: check(unpack(parts[0], file, source), file, source)}
+    found = _mrpc(parts[0], parts[1], source) if parcel.form == "mrpc" else _archive(parcel, parts[0], source)
+    if lacking := [file.name for file in parcel.files if file.name not in found]:
+        raise DataError(f"{source} is incomplete: expected in it {', '.join(lacking)}")
+    return {file.name: check(found[file.name], file, f"{file.name} in {source}") for file in parcel.files}
+
+
+def _archive(parcel: Parcel, packed: bytes, source: str) -> dict[str, bytes]:
+    wanted, found = {file.name: file for file in parcel.files}, {}
+    kind = "tar.gz" if parcel.form == "tar" else parcel.form
+    try:
+        # One byte more than there should be tells a file that is too long, however long it would become.
+        if parcel.form == "tar":
+            with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+                for member in archive:
+                    if (file := wanted.get(PurePosixPath(member.name).name)) and (content := archive.extractfile(member)):
+                        found[file.name] = content.read(file.size + 1)
+        else:
+            with zipfile.ZipFile(io.BytesIO(packed)) as archived:
+                for entry in archived.infolist():
+                    if file := wanted.get(PurePosixPath(entry.filename).name):
+                        with archived.open(entry) as content:
+                            found[file.name] = content.read(file.size + 1)
+    # An encrypted member is a RuntimeError, a method of compression that Python lacks a NotImplementedError.
+    except (gzip.BadGzipFile, zlib.error, tarfile.TarError, zipfile.BadZipFile, EOFError, RuntimeError) as error:
+        raise DataError(f"{source} is corrupt: expected a {kind} archive, but: {error}") from None
+    return found
+
+
+def _mrpc(corpus: bytes, held_out: bytes, source: str) -> dict[str, bytes]:
+    """GLUE splits the training part of Microsoft's corpus by a list of pairs of sentence numbers.
+
+    The header goes to both files as it is, with its byte order mark; the rows are separated by single line feeds.
+    """
+    try:
+        ids = {tuple(line.split()) for line in held_out.decode().splitlines()}
+        header, *rows = (line.strip() for line in corpus.decode().split("\n"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source} is corrupt: expected UTF-8, but: {error}") from None
+    split = {"train.tsv": [header], "dev.tsv": [header]}
+    for row in filter(None, rows):
+        split["dev.tsv" if tuple(row.split("\t")[1:3]) in ids else "train.tsv"].append(row)
+    return {name: ("\n".join(lines) + "\n").encode() for name, lines in split.items()}
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int, UInt8
@@ -9,8 +10,7 @@ from torch import Tensor
 
 from isaac_lab.data import places, toy_images
 from isaac_lab.data.catalogue import GENERATED, SETS
-from isaac_lab.data.files import DataError, check, md5
-from isaac_lab.data.reading import stored
+from isaac_lab.data.files import DataError, md5
 
 __all__ = ["NAMES", "DataError", "Images", "load"]
 
@@ -75,54 +75,27 @@ def load(name: str, folder: Path | None = None) -> Images:
 
 def _cifar10(folder: Path | None) -> Images:
     files = SETS[CIFAR_10]
-    place, directory = places.where(CIFAR_10, folder)
     images = torch.empty(sum(files.examples), *SHAPE, dtype=torch.uint8)
     labels = torch.empty(sum(files.examples), dtype=torch.int64)
     start = 0
-    try:
-        for file, source, content in stored(files, directory):
-            check(content, file, source)
-            # A copy, because a tensor could be written to and bytes cannot.
-            rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, 1 + images[0].numel())
-            here = slice(start, start + len(rows))
-            labels[here] = rows[:, 0]
-            images[here] = rows[:, 1:].reshape(-1, *SHAPE)
-            start = here.stop
-    except DataError as error:
-        raise DataError(f"{error}. {places.remedy(CIFAR_10, place)}") from None
-    training = files.examples[0]
-    return Images(
-        name=CIFAR_10,
-        title=files.title,
-        train=images[:training],
-        train_labels=labels[:training],
-        test=images[training:],
-        test_labels=labels[training:],
-        classes=CLASSES,
-        mean=CIFAR_10_MEAN,
-        std=CIFAR_10_STD,
-        checksum=files.checksum,
-    )
+    for content in places.read(CIFAR_10, folder):
+        # A copy, because a tensor could be written to and bytes cannot.
+        rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, 1 + images[0].numel())
+        here = slice(start, start + len(rows))
+        labels[here], images[here] = rows[:, 0], rows[:, 1:].reshape(-1, *SHAPE)
+        start = here.stop
+    return _split(CIFAR_10, files.title, files.examples[0], images, labels, CIFAR_10_MEAN, CIFAR_10_STD, files.checksum)
 
 
 def _toy() -> Images:
     images, labels = toy_images.generate(sum(GENERATED[TOY].examples))
     training = GENERATED[TOY].examples[0]
     std, mean = torch.std_mean(images[:training].double() / BRIGHTEST, dim=(0, 2, 3), correction=0)
-    return Images(
-        name=TOY,
-        title=f"{TOY} (generated)",
-        train=images[:training],
-        train_labels=labels[:training],
-        test=images[training:],
-        test_labels=labels[training:],
-        classes=toy_images.CLASSES,
-        mean=_triple(mean),
-        std=_triple(std),
-        checksum=md5(images.numpy().tobytes() + labels.numpy().tobytes()),
-    )
+    checksum = md5(images.numpy().tobytes() + labels.numpy().tobytes())
+    return _split(TOY, f"{TOY} (generated)", training, images, labels, tuple(mean.tolist()), tuple(std.tolist()), checksum)
 
 
-def _triple(values: Tensor) -> tuple[float, float, float]:
-    red, green, blue = values.tolist()
-    return red, green, blue
+def _split(name: str, title: str, training: int, images: Tensor, labels: Tensor, *rest: Any) -> Images:
+    """The first images are for training, the others for the test."""
+    train, test = (images[:training], labels[:training]), (images[training:], labels[training:])
+    return Images(name, title, *train, *test, CLASSES, *rest)

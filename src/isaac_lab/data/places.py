@@ -2,18 +2,19 @@
 
 import os
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isaac_lab.data.catalogue import SETS, FileSet, owner
+from isaac_lab.data.catalogue import SETS
 from isaac_lab.data.files import DataError, File, contents
 
-__all__ = ["Place", "archive", "cache", "find", "missing", "paths", "places", "remedy", "where"]
+__all__ = ["Place", "cache", "find", "missing", "path", "places", "read", "remedy"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder that may have data sets in sub-folders of their own, or one set in itself."""
+    """A folder that may have data sets, each in a sub-folder of its own: mnist, glue/CoLA."""
 
     origin: str
     folder: Path
@@ -40,74 +41,44 @@ def places(folder: Path | None = None) -> list[Place]:
 
 def find(name: str, place: Place) -> Path | None:
     """The directory there that has files of the data set, all or some."""
-    files = SETS[name]
-    try:
-        directories = [place.folder / folder for folder in files.folders]
-        for directory in directories:
-            found = [(path, file) for file in files.files for path in paths(directory, file)]
-            # The files of MNIST and Fashion-MNIST have the same names. Labels tell in no time whose they are.
-            smallest = min(found, key=lambda pair: pair[1].size, default=None)
-            if smallest and (directory != place.folder or not _of_another_set(*smallest, name=name)):
-                return directory
-        # Last, because an archive takes longer to read than what was taken out of it.
-        return next((directory for directory in directories if archive(files, directory)), None)
-    except OSError as error:
-        raise DataError(f"cannot look into {str(place.folder)!r}: {error.strerror}") from None
+    directory = place.folder / SETS[name].folder
+    return directory if any(path(directory, file) for file in SETS[name].files) else None
 
 
-def paths(directory: Path, file: File) -> list[Path]:
-    """The file in this directory, compressed or not; the first is the one that is read."""
-    # Compressed first: that is how `fetch` puts it there, maybe because the other one is corrupt.
-    return [path for path in (directory / f"{file.name}.gz", directory / file.name) if path.is_file()]
-
-
-def archive(files: FileSet, directory: Path) -> Path | None:
-    """The archive in this directory that stands for files which are not there themselves."""
-    path = directory / files.archive if files.archive else None
-    return path if path and path.is_file() else None
+def path(directory: Path, file: File) -> Path | None:
+    """The file in this directory: compressed, which is how `fetch` puts it there, or as it is."""
+    return next((path for path in (directory / f"{file.name}.gz", directory / file.name) if os.access(path, os.F_OK)), None)
 
 
 def missing(name: str, directory: Path) -> list[str]:
     """The names of files of the set that the directory lacks."""
-    if archive(SETS[name], directory):
-        return []
-    return [file.name for file in SETS[name].files if not paths(directory, file)]
+    return [file.name for file in SETS[name].files if not path(directory, file)]
 
 
-def where(name: str, folder: Path | None = None) -> tuple[Place, Path]:
-    """The first place that has the set, and the directory with all its files.
+def read(name: str, folder: Path | None = None) -> Iterator[bytes]:
+    """The bytes of each file of a set, checked, from the first place that has it.
 
     Raises:
-        DataError: With the places and the way to get the files, where there is none or one lacks some of them.
+        DataError: With the place and the way to get the files, where one is missing or not as it should be.
     """
     looked_at = places(folder)
-    for place in looked_at:
-        if directory := find(name, place):
-            if lacking := missing(name, directory):
-                raise DataError(
-                    f"{name} in {directory} is incomplete: no {', no '.join(lacking)}, nor as .gz. {remedy(name, place)}"
-                )
-            return place, directory
-    files = SETS[name]
-    names = ", ".join(file.name for file in files.files)
-    folders = " or ".join(f"{folder}/" for folder in files.folders if folder != ".")
-    raise DataError(
-        f"{name} is not in {', nor in '.join(f'{place.origin} ({place.folder})' for place in looked_at)}. "
-        f"`isaac-newton data fetch {name}` downloads it; or let --data or ISAAC_DATA name a folder that has, "
-        f"{'itself or in' if '.' in files.folders else 'in'} {folders}, the files {names} (as they are or as .gz)"
-        f"{f' or {files.archive}' if files.archive else ''}"
-    )
+    place, directory = next(((place, found) for place in looked_at if (found := find(name, place))), (None, None))
+    if place is None or directory is None:
+        raise DataError(
+            f"{name} is not in {', nor in '.join(f'{place.origin} ({place.folder})' for place in looked_at)}. "
+            f"`isaac-newton data fetch {name}` downloads it; or let --data or ISAAC_DATA name a folder that has, in "
+            f"{SETS[name].folder}/, the files {', '.join(file.name for file in SETS[name].files)} (as they are or as .gz)"
+        )
+    if lacking := missing(name, directory):
+        raise DataError(f"{name} in {directory} is incomplete: no {', no '.join(lacking)}, nor as .gz. {remedy(name, place)}")
+    for file in SETS[name].files:
+        try:
+            yield contents(path(directory, file) or directory / file.name, file)
+        except DataError as error:
+            raise DataError(f"{error}. {remedy(name, place)}") from None
 
 
 def remedy(name: str, place: Place) -> str:
-    """The command that mends a set: it fills the sub-folder of the place, which is looked at first."""
+    """The command that mends a set."""
     target = "" if place.folder == cache() else f" --to {shlex.quote(str(place.folder))}"
     return f"`isaac-newton data fetch {name}{target}` downloads what is missing or corrupt"
-
-
-def _of_another_set(path: Path, file: File, *, name: str) -> bool:
-    try:
-        return owner(contents(path, file)) not in (None, name)
-    except DataError:
-        # Corrupt, so nobody's: whoever reads it will say so.
-        return False

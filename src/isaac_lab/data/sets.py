@@ -1,5 +1,6 @@
 """Grey images as rows of numbers, behind one `load`: MNIST and Fashion-MNIST from files, the digits of scikit-learn."""
 
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,12 +8,11 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from isaac_lab.data import idx, places
+from isaac_lab.data import places
 from isaac_lab.data.catalogue import IDX, SETS
-from isaac_lab.data.files import DataError, File, IdxFile, check, md5
-from isaac_lab.data.reading import stored
+from isaac_lab.data.files import DataError, md5
 
-__all__ = ["NAMES", "DataError", "Dataset", "load"]
+__all__ = ["NAMES", "DataError", "Dataset", "decode", "load"]
 
 DIGITS = "digits"
 NAMES = (*IDX, DIGITS)
@@ -53,34 +53,19 @@ def load(name: str, folder: Path | None = None) -> Dataset:
         return _digits()
     if name not in IDX:
         raise DataError(f"there is no data set {name!r}; there are {', '.join(NAMES)}")
-    place, directory = places.where(name, folder)
-    try:
-        train_images, train_labels, test_images, test_labels = (_decode(*each) for each in stored(SETS[name], directory))
-    except DataError as error:
-        raise DataError(f"{error}. {places.remedy(name, place)}") from None
+    train, train_labels, test, test_labels = map(decode, places.read(name, folder))
+    images = (values.flatten(1).to(torch.float32).div_(BRIGHTEST) for values in (train, test))
     return Dataset(
-        name=name,
-        train_images=_images(train_images),
-        train_labels=train_labels.long(),
-        test_images=_images(test_images),
-        test_labels=test_labels.long(),
-        classes=CLASSES,
-        checksum=SETS[name].checksum,
+        name, next(images), train_labels.long(), next(images), test_labels.long(), classes=CLASSES, checksum=SETS[name].checksum
     )
 
 
-def _decode(file: File, source: str, content: bytes) -> UInt8[Tensor, "..."]:
-    # Decoded before the checksum is compared, because "wrong length" says more than two numbers of 32 digits.
-    values = idx.decode(content, source)
-    if isinstance(file, IdxFile) and tuple(values.shape) != file.shape:
-        found, expected = (" × ".join(map(str, shape)) for shape in (values.shape, file.shape))
-        raise DataError(f"{source} holds {found} values, expected {expected}")
-    check(content, file, source)
-    return values
-
-
-def _images(values: UInt8[Tensor, "images height width"]) -> Float[Tensor, "images features"]:
-    return values.flatten(1).to(torch.float32).div_(BRIGHTEST)
+def decode(content: bytes) -> UInt8[Tensor, "..."]:
+    """The array in the bytes of an idx file: a magic number that ends with the rank, the sizes (big-endian), the values."""
+    rank = content[3]
+    # A copy, because a tensor could be written to and bytes cannot.
+    values = torch.frombuffer(bytearray(content), dtype=torch.uint8)[4 + 4 * rank :]
+    return values.reshape(struct.unpack_from(f">{rank}I", content, 4))
 
 
 def _digits() -> Dataset:

@@ -17,6 +17,5 @@ FILE = File("shakespeare.txt", 1_115_394, "6fb458f1232090904fb40fe944165e91")
 def load() -> str:
     """The whole text, checked."""
     name = f"{FILE.name}.gz"
-    content = unpack(resources.files("isaac_lab.data").joinpath(name).read_bytes(), FILE, name)
-    check(content, FILE, name)
-    return content.decode("ascii")
+    packed = resources.files("isaac_lab.data").joinpath(name).read_bytes()
+    return check(unpack(packed, FILE, name), FILE, name).decode("ascii")

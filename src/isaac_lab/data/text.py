@@ -8,8 +8,7 @@ from typing import Literal
 
 from isaac_lab.data import places, toy_text
 from isaac_lab.data.catalogue import GENERATED, GLUE, SETS
-from isaac_lab.data.files import DataError, check, md5
-from isaac_lab.data.reading import stored
+from isaac_lab.data.files import DataError, md5
 
 __all__ = ["NAMES", "DataError", "Kind", "Split", "TextTask", "load"]
 
@@ -18,7 +17,6 @@ Kind = Literal["acceptability", "paraphrase", "similarity"]
 NAMES = (*GLUE, "toy-cola", "toy-mrpc", "toy-stsb")
 
 KINDS: Mapping[str, Kind] = MappingProxyType({"cola": "acceptability", "mrpc": "paraphrase", "stsb": "similarity"})
-HIGHEST_SCORE = 5.0
 
 
 @dataclass(frozen=True)
@@ -75,29 +73,10 @@ class TextTask:
         return self.name in GENERATED
 
 
-@dataclass(frozen=True)
-class Format:
-    """Columns of a tsv file, from 0, and the line above them. Nothing is quoted: `"` is a letter like any other."""
-
-    header: str | None
-    columns: int
-    first: int
-    second: int | None
-    label: int
-
-
-FORMATS: Mapping[str, Format] = MappingProxyType(
-    {
-        "cola": Format(None, 4, first=3, second=None, label=1),
-        "mrpc": Format("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", 5, first=3, second=4, label=0),
-        "stsb": Format(
-            "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
-            10,
-            first=7,
-            second=8,
-            label=9,
-        ),
-    }
+#: Whether a line of names comes first, and the columns (from 0) of the sentences and the label. Nothing is quoted: `"` is a
+#: letter like any other.
+FORMATS: Mapping[str, tuple[bool, tuple[int, ...], int]] = MappingProxyType(
+    {"cola": (False, (3,), 1), "mrpc": (True, (3, 4), 0), "stsb": (True, (7, 8), 9)}
 )
 
 
@@ -115,65 +94,18 @@ def load(name: str, folder: Path | None = None) -> TextTask:
         raise DataError(f"there is no task on sentences {name!r}; there are {', '.join(NAMES)}")
     if name in GENERATED:
         return _toy(name)
-    files = SETS[name]
-    place, directory = places.where(name, folder)
-    splits = []
-    try:
-        for (file, source, content), rows in zip(stored(files, directory), files.examples, strict=True):
-            # Parsed before the checksum is compared, because the number of a line says more than two of 32 digits.
-            splits.append(_parse(content, name, source, rows))
-            check(content, file, source)
-    except DataError as error:
-        raise DataError(f"{error}. {places.remedy(name, place)}") from None
-    train, dev = splits
-    return TextTask(name, files.title, KINDS[name], train, dev, files.checksum)
+    train, dev = (_parse(content, name) for content in places.read(name, folder))
+    return TextTask(name, SETS[name].title, KINDS[name], train, dev, SETS[name].checksum)
 
 
-def _parse(content: bytes, name: str, source: str, expected: int) -> Split:
-    form = FORMATS[name]
-    try:
-        # MRPC begins with a byte order mark.
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{source} is not UTF-8: byte {error.start:,} is {content[error.start]:#04x}") from None
-    # Not splitlines: letters such as U+2028 would end a line too. CoLA's dev.tsv has no line feed at its end.
-    lines = text.removesuffix("\n").split("\n")
-    if form.header is not None and (header := lines.pop(0)) != form.header:
-        raise DataError(f"{source} begins with {header[:60]!r}, expected the columns {form.header.split()}")
-    if len(lines) != expected:
-        raise DataError(f"{source} has a wrong number of rows: {len(lines):,}, expected {expected:,}")
-    rows = [line.split("\t") for line in lines]
-    first_line = 1 if form.header is None else 2
-    for number, row in enumerate(rows, first_line):
-        if len(row) != form.columns:
-            raise DataError(f"{source}, line {number}: {len(row)} columns, expected {form.columns}")
-    try:
-        return Split(
-            first=tuple(row[form.first] for row in rows),
-            second=None if form.second is None else tuple(row[form.second] for row in rows),
-            labels=_labels([row[form.label] for row in rows], KINDS[name], first_line),
-        )
-    except ValueError as error:
-        raise DataError(f"{source}, {error}") from None
-
-
-def _labels(texts: list[str], kind: Kind, first_line: int) -> tuple[int, ...] | tuple[float, ...]:
-    if kind == "similarity":
-        return tuple(_score(text, number) for number, text in enumerate(texts, first_line))
-    for number, text in enumerate(texts, first_line):
-        if text not in ("0", "1"):
-            raise ValueError(f"line {number}: label {text!r}, expected 0 or 1")
-    return tuple(map(int, texts))
-
-
-def _score(text: str, number: int) -> float:
-    try:
-        score = float(text)
-    except ValueError:
-        score = -1.0
-    if not 0 <= score <= HIGHEST_SCORE:
-        raise ValueError(f"line {number}: score {text!r}, expected a number from 0 to {HIGHEST_SCORE:g}")
-    return score
+def _parse(content: bytes, name: str) -> Split:
+    header, sentences, label = FORMATS[name]
+    # MRPC begins with a byte order mark. Not splitlines: letters such as U+2028 would end a line too.
+    lines = content.decode("utf-8-sig").removesuffix("\n").split("\n")[int(header) :]
+    columns = list(zip(*(line.split("\t") for line in lines), strict=True))
+    first, *second = (columns[number] for number in sentences)
+    number = float if KINDS[name] == "similarity" else int
+    return Split(first, second[0] if second else None, tuple(map(number, columns[label])))
 
 
 def _toy(name: str) -> TextTask:

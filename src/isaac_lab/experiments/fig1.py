@@ -1,5 +1,6 @@
 """Figure 1: what the two dampings do to a classifier of MNIST, at three widths and with momentum."""
 
+from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import grids
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, grid
@@ -21,10 +22,9 @@ def panels(scale: Scale, *, home: str = ID, curvature: str = "sampled") -> tuple
     return tuple(result)
 
 
-def draw(view: View) -> None:
+def figure(view: View) -> Figure:
     """Training loss above, test accuracy below."""
-    title = "Figure 1: training loss and test accuracy, 5-layer ReLU network"
-    grids.draw(view, title=title, accuracy="efgh")
+    return grids.figure(view, title="Figure 1: training loss and test accuracy, 5-layer ReLU network", accuracy=True)
 
 
 EXPERIMENT = Experiment(
@@ -32,5 +32,6 @@ EXPERIMENT = Experiment(
     "Figure 1",
     "training loss and test accuracy over λ_g and λ_a: 5-layer classifier at three widths; the middle one with momentum too",
     panels,
-    draw,
+    grids.numbers,
+    figure,
 )

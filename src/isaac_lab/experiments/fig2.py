@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import curves
 from isaac_lab.experiments.curves import Style
 from isaac_lab.experiments.folder import View
@@ -53,10 +54,10 @@ def _methods(scale: Scale, damping: float, seeds: int) -> tuple[Group, ...]:
     )
 
 
-def draw(view: View) -> None:
+def figure(view: View) -> Figure:
     """Training loss over time (left) and steps (right)."""
-    row = [curves.plot(view, STYLES, "train_loss", axis) for axis in ("seconds", "step")]
-    curves.draw(view, [row], title="Figure 2: training loss of the auto-encoder, per time and per step")
+    title = "Figure 2: training loss of the auto-encoder, per time and per step"
+    return curves.figure(view, STYLES, ("train_loss", "test_loss"), title=title)
 
 
 EXPERIMENT = Experiment(
@@ -64,6 +65,7 @@ EXPERIMENT = Experiment(
     "Figure 2",
     "auto-encoder: gradient descent, K-FAC, ζ, ζ* with λ = 0.1 and 0.01; loss per CPU time and per step",
     panels,
-    draw,
+    curves.numbers,
+    figure,
     executor="local",
 )

@@ -1,5 +1,6 @@
 """Figure 3: what the two dampings do to an auto-encoder of MNIST and of Fashion-MNIST."""
 
+from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import grids
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment, Panel, Scale, autoencoder, grid
@@ -18,11 +19,11 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
     )
 
 
-def draw(view: View) -> None:
-    """Training loss; each data set has colours of its own, because its losses have a size of their own."""
-    grids.draw(view, title="Figure 3: training loss of the auto-encoder, SGD", shared=False)
+def figure(view: View) -> Figure:
+    """Training loss."""
+    return grids.figure(view, title="Figure 3: training loss of the auto-encoder, SGD")
 
 
 EXPERIMENT = Experiment(
-    ID, "Figure 3", "training loss over λ_g and λ_a: auto-encoder on MNIST and on Fashion-MNIST", panels, draw
+    ID, "Figure 3", "training loss over λ_g and λ_a: auto-encoder on MNIST and on Fashion-MNIST", panels, grids.numbers, figure
 )

@@ -1,5 +1,6 @@
 """Figure 4: the grid of Figure 1 b with Adam."""
 
+from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import grids
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, grid
@@ -15,9 +16,9 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
     return (Panel("a", f"{50 if scale.small else 400} neurons, Adam", grid(base, scale), ID),)
 
 
-def draw(view: View) -> None:
+def figure(view: View) -> Figure:
     """Training loss and test accuracy side by side."""
-    grids.draw(view, title="Figure 4: 5-layer ReLU network, Adam", accuracy="b", beside=True)
+    return grids.figure(view, title="Figure 4: 5-layer ReLU network, Adam", accuracy=True)
 
 
-EXPERIMENT = Experiment(ID, "Figure 4", "the grid of Figure 1 b with Adam in place of SGD", panels, draw)
+EXPERIMENT = Experiment(ID, "Figure 4", "the grid of Figure 1 b with Adam in place of SGD", panels, grids.numbers, figure)

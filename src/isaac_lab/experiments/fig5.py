@@ -2,17 +2,20 @@
 
 import math
 
+from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import curves
 from isaac_lab.experiments.curves import Style
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, conditioned, tuned
 from isaac_lab.trial import Trial
 
-__all__ = ["EXPERIMENT", "SELECTIONS", "STYLES", "panels"]
+__all__ = ["ACROSS", "EXPERIMENT", "SELECTIONS", "STYLES", "panels"]
 
 ID = "fig5"
 #: "Small but moderate", says the paper of it; which one it used here it does not say.
 DAMPING = 0.1
+#: Horizontal axes of the picture.
+ACROSS = (curves.SECONDS_LOG, "Epochs")
 
 #: Numbers of the layers with ζ*; none is all.
 SELECTIONS = {
@@ -51,11 +54,10 @@ def _selection(base: Trial, layers: tuple[int, ...]) -> Trial:
     return chosen.having(layers=layers) if layers else chosen
 
 
-def draw(view: View) -> None:
+def figure(view: View) -> Figure:
     """Training loss over time and epochs."""
-    row = [curves.plot(view, STYLES, "train_loss", axis) for axis in ("seconds", "epoch")]
-    reading = f"λ = {DAMPING:g}."
-    curves.draw(view, [row], title="Figure 5: ζ* in selected layers, training loss", reading=reading)
+    title, reading = "Figure 5: ζ* in selected layers, training loss", f"λ = {DAMPING:g}."
+    return curves.figure(view, STYLES, curves.QUANTITIES, title=title, across=ACROSS, reading=reading)
 
 
 EXPERIMENT = Experiment(
@@ -63,6 +65,7 @@ EXPERIMENT = Experiment(
     "Figure 5",
     "5-layer classifier with ζ* in selected layers: training loss per CPU time and epoch",
     panels,
-    draw,
+    curves.numbers,
+    figure,
     executor="local",
 )

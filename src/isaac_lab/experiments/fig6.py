@@ -21,7 +21,7 @@ from isaac_lab.experiments.folder import View, calling, trainer
 from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.record import Record, StoreError
 from isaac_lab.records import write_whole
-from isaac_lab.report import courses
+from isaac_lab.report.figures import courses
 from isaac_lab.significance import against
 from isaac_lab.study import Arm, Result, Search, lowest, resolve, settle
 from isaac_lab.trial import Trial
@@ -57,21 +57,19 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Method:
-    """A way to condition: its name in tables, and its line."""
+    """A way to condition: its name in tables."""
 
     label: str
-    hue: str
-    style: str = "-"
     settings: tuple[tuple[str, str | int], ...] = ()
 
 
 #: By conditioning; the paper has the first two.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
-        "none": Method("∇", "black"),
-        "last": Method("ζ*, last layer", "red", settings=(("layers", "last"),)),
-        "reduce": Method("ζ*, all layers, reduce", "blue", settings=(("sharing", "reduce"),)),
-        "max_rows": Method("ζ*, all layers, 256 rows", "orange", "--", (("max_rows", 256),)),
+        "none": Method("∇"),
+        "last": Method("ζ*, last layer", (("layers", "last"),)),
+        "reduce": Method("ζ*, all layers, reduce", (("sharing", "reduce"),)),
+        "max_rows": Method("ζ*, all layers, 256 rows", (("max_rows", 256),)),
     }
 )
 
@@ -326,36 +324,20 @@ def _time_steps(view: View, mode: str) -> None:
     store.add_times(mode, {**times.measure(trials, **options), "command": call.command})  # type: ignore[arg-type]
 
 
-def draw(view: View) -> None:
-    """The figure, its numbers and the summary; raises `StoreError` where there is no run."""
+def write_all(view: View) -> None:
+    """The numbers and the summary; raises `StoreError` where there is no run."""
     known = cells(view)
     if not any(cell.records for cell in known.values()):
         raise StoreError(
             f"there is no run of fig6 in {view.directory}; isaac-newton reproduce fig6 --scale {view.scale.name} trains it"
         )
-    whole = summary(view)
-    methods = [name for name in METHODS if any(known[setting, name].records for setting in SETTINGS)]
-    panels = {
-        f"({name}) {setting.title}": [
-            courses.Course(METHODS[own].label, METHODS[own].hue, METHODS[own].style, known[name, own].accuracies())
-            for own in methods
-        ]
-        for name, setting in SETTINGS.items()
-    }
-    seeds = sorted({curve["n"] for panel in whole["panels"] for curve in panel["curves"]})
-    note = f"Test accuracy. Mean over {' or '.join(map(str, seeds))} seed{'' if seeds == [1] else 's'}"
-    note += "." if seeds == [1] else "; bands: one standard deviation on either side."
-    subtitle = (
-        f"{whole['data']} · scale “{view.scale.name}” · {_epochs(whole['epochs'])}, cosine schedule · batch {whole['batch']}"
-    )
-    courses.draw(panels, title=_title(whole["data"]), subtitle=f"{subtitle}\n{note}", path=view.figures / "figure")
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
     table.writerow(COLUMNS)
     for (name, conditioning), cell in known.items():
         for record in cell.records:
             table.writerows(_numbers(name, conditioning, record, BUDGETS[view.scale.name].steps))
-    write_whole(view.figures / "numbers.csv", file.getvalue())
+    write_whole(view.directory / "numbers.csv", file.getvalue())
 
 
 def _epochs(number: int) -> str:
@@ -544,7 +526,8 @@ EXPERIMENT = Experiment(
     "Figure 6",
     "ResNet-18 on CIFAR-10 with and without momentum and weight decay, ζ* in the last layer and in all",
     lambda scale: (),
-    draw,
+    write_all,
+    lambda view: courses(summary(view)),
     executor="local",
     measure=measure,
     table=table,

@@ -1,6 +1,7 @@
 """Figure A1: the auto-encoder of Figure 2 against momentum, batches ten times as large, and Adam."""
 
-from isaac_lab.experiments import curves, fig2
+from isaac_lab.charts.figure import Figure
+from isaac_lab.experiments import curves, fig2, fig5
 from isaac_lab.experiments.curves import Style
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment, Panel, Scale, autoencoder, tuned
@@ -36,12 +37,10 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
     return (first, Panel("c", "momentum, batch 600, Adam", new, ID, clocked=(plain, *new)))
 
 
-def draw(view: View) -> None:
+def figure(view: View) -> Figure:
     """Training loss above, test loss below; over time (left) and epochs (right)."""
-    rows = [
-        [curves.plot(view, STYLES, quantity, axis) for axis in ("seconds", "epoch")] for quantity in ("train_loss", "test_loss")
-    ]
-    curves.draw(view, rows, title="Figure A1: the auto-encoder, more methods")
+    title = "Figure A1: the auto-encoder, more methods"
+    return curves.figure(view, STYLES, ("train_loss", "test_loss"), title=title, across=fig5.ACROSS, shown=2)
 
 
 EXPERIMENT = Experiment(
@@ -49,6 +48,7 @@ EXPERIMENT = Experiment(
     "Figure A1",
     "Figure 2 with momentum, SGD and K-FAC at batch 600, and Adam; training and test loss per CPU time and epoch",
     panels,
-    draw,
+    curves.numbers,
+    figure,
     executor="local",
 )

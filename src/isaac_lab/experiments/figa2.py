@@ -1,5 +1,6 @@
 """Figure A2: the test accuracy of the runs of Figure 5."""
 
+from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import curves, fig5
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment
@@ -7,11 +8,11 @@ from isaac_lab.experiments.recipe import Experiment
 __all__ = ["EXPERIMENT"]
 
 
-def draw(view: View) -> None:
+def figure(view: View) -> Figure:
     """Test accuracy over time and epochs."""
-    row = [curves.plot(view, fig5.STYLES, "test_accuracy", axis) for axis in ("seconds", "epoch")]
-    reading = f"λ = {fig5.DAMPING:g}."
-    curves.draw(view, [row], title="Figure A2: ζ* in selected layers, test accuracy", reading=reading)
+    title, reading = "Figure A2: ζ* in selected layers, test accuracy", f"λ = {fig5.DAMPING:g}."
+    quantities: tuple[curves.Quantity, ...] = ("test_accuracy", "train_loss", "test_loss")
+    return curves.figure(view, fig5.STYLES, quantities, title=title, across=fig5.ACROSS, reading=reading)
 
 
 EXPERIMENT = Experiment(
@@ -19,6 +20,7 @@ EXPERIMENT = Experiment(
     "Figure A2",
     "the test accuracy of Figure 5's runs, per CPU time and epoch",
     fig5.panels,
-    draw,
+    curves.numbers,
+    figure,
     executor="local",
 )

@@ -1,5 +1,6 @@
 """Figure A3: Figure 1 with the empirical Fisher in place of the Gauss–Newton matrix (Remark 4)."""
 
+from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import fig1, grids
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment, Panel, Scale
@@ -14,10 +15,11 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
     return fig1.panels(scale, home=ID, curvature="empirical")
 
 
-def draw(view: View) -> None:
+def figure(view: View) -> Figure:
     """Training loss above, test accuracy below."""
-    title = "Figure A3: as Figure 1, with the empirical Fisher (natural gradient)"
-    grids.draw(view, title=title, accuracy="efgh")
+    return grids.figure(view, title="Figure A3: as Figure 1, with the empirical Fisher (natural gradient)", accuracy=True)
 
 
-EXPERIMENT = Experiment(ID, "Figure A3", "Figure 1 with the Fisher-based natural gradient of Remark 4", panels, draw)
+EXPERIMENT = Experiment(
+    ID, "Figure A3", "Figure 1 with the Fisher-based natural gradient of Remark 4", panels, grids.numbers, figure
+)

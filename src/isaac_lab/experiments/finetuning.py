@@ -36,18 +36,17 @@ TUNING_SEED = 0
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: its label, a key of `HUES`, and how the mean of a sentence's tokens is a row, if it is."""
+    """A row of the table: its label, and how the mean of a sentence's tokens is a row, if it is."""
 
     label: str
-    hue: str
     settings: tuple[tuple[str, str], ...] = ()
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
-        "gradient": Method("∇", "black"),
-        "expand": Method("ζ*", "red"),
-        "reduce": Method("ζ* reduce", "blue", (("sharing", "reduce"),)),
+        "gradient": Method("∇"),
+        "expand": Method("ζ*"),
+        "reduce": Method("ζ* reduce", (("sharing", "reduce"),)),
     }
 )
 

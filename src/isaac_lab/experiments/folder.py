@@ -60,7 +60,6 @@ class View:
         about: By experiment whose records are used, its about.json.
         bench: Directory with records of benchmarks.
         means: With what is trained and measured now.
-        drawn: Where the figure goes, if not there.
     """
 
     experiment: Experiment
@@ -71,12 +70,6 @@ class View:
     about: Mapping[str, Mapping[str, Any]]
     bench: Path = Path("results/bench")
     means: Means = field(default_factory=Means)
-    drawn: Path | None = None
-
-    @property
-    def figures(self) -> Path:
-        """Where the figure and its numbers go."""
-        return self.drawn or self.directory
 
     @property
     def store(self) -> Store:

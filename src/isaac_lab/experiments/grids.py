@@ -5,22 +5,19 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Literal
 
+from isaac_lab.charts import heat
+from isaac_lab.charts.figure import Figure, identifier
+from isaac_lab.charts.heat import NAMES
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Outcome
 from isaac_lab.experiments.words import setting
 from isaac_lab.record import Record
 from isaac_lab.records import write_whole
-from isaac_lab.report import grids
 
-__all__ = ["NAMES", "accuracies", "draw", "losses"]
+__all__ = ["NAMES", "accuracies", "cells", "figure", "losses", "numbers"]
 
-NAMES = {"zeta": "ζ", "zeta_star": "ζ*", "gradient": "∇"}
-READING = (
-    "Numbers: log₁₀ of the loss{accuracy}. Brighter is better; frames mark the best cell of ζ and of ζ*; hatched: diverged. "
-    "η: the learning rate of each sector."
-)
+READING = "Numbers: log₁₀ of the loss{accuracy}. Brighter is better; frames mark the best cell of ζ and of ζ*; ×: diverged."
 
 #: Of numbers.csv.
 COLUMNS = (
@@ -69,32 +66,36 @@ def _mean(values: Sequence[float], geometric: bool) -> float:
     return fmean(values)
 
 
-def draw(view: View, *, title: str, accuracy: str = "", shared: bool = True, beside: bool = False) -> None:
-    """Losses of all panels in a row, and accuracies below them (or beside them) where `accuracy` names their maps ("efgh")."""
-    rows = [[_heat(outcome, "loss", outcome.panel.name) for outcome in view.outcomes]]
-    if accuracy:
-        letters = dict(zip("abcd", accuracy, strict=False))
-        rows.append([_heat(outcome, "accuracy", letters[outcome.panel.name]) for outcome in view.outcomes])
-    if beside or len(view.outcomes) == 1:
-        rows, shared = [[heat for row in rows for heat in row]], False
-    reading = READING.format(accuracy=", test accuracy in %" if accuracy else "")
-    path = view.figures / "figure"
-    grids.draw(rows, title=title, subtitle=f"{setting(view)}\n{reading}", path=path, shared=shared)
-    _numbers(view)
+def cells(outcome: Outcome) -> list[heat.Cell]:
+    """The rows of a heat map."""
+    loss, accuracy = losses(outcome), accuracies(outcome)
+    found: list[heat.Cell] = []
+    for inputs, outputs in loss:
+        cell = {"a": inputs, "g": outputs, "loss": loss[inputs, outputs], "accuracy": accuracy[inputs, outputs]}
+        found.append(cell | {"rate": outcome.rates[heat.group(cell)]})
+    return found
 
 
-def _heat(outcome: Outcome, quantity: Literal["loss", "accuracy"], letter: str) -> grids.Heat:
-    dampings = tuple(sorted({cell.damping for cell in outcome.panel.cells if cell.damping != math.inf}))
-    rates = "    ".join(f"{NAMES[name]} {_rate(rate)}" for name, rate in outcome.rates.items())
-    values = losses(outcome) if quantity == "loss" else accuracies(outcome)
-    return grids.Heat(letter, outcome.panel.title, f"η:   {rates}", dampings, values, quantity)
+def figure(view: View, *, title: str = "", accuracy: bool = False) -> Figure:
+    """A map for each panel: losses in a row and, where `accuracy` says so, accuracies below them."""
+    own = identifier("map", view.experiment.id, view.scale.name)
+    charts = []
+    for outcome in view.outcomes:
+        rates = ", ".join(f"{NAMES[name]} {_rate(rate)}" for name, rate in outcome.rates.items())
+        name = f"({outcome.panel.name}) {outcome.panel.title}\nlearning rates: {rates}"
+        charts.append(heat.chart(f"{own}-{outcome.panel.name}", name, cells(outcome)))
+    control = heat.control([cell for outcome in view.outcomes for cell in cells(outcome)])
+    shown = [{"Colour": choice.label} for choice in control.choices[: 2 if accuracy else 1]]
+    views = (tuple(shown),) if len(charts) == 1 else tuple((one,) for one in shown)
+    reading = READING.format(accuracy=", or the test accuracy in %" if accuracy else "")
+    return Figure(own, tuple(charts), title, f"{setting(view)}\n{reading}", (control,), views=views)
 
 
 def _rate(rate: float | None) -> str:
     return "all diverged" if rate is None else f"{rate:g}"
 
 
-def _numbers(view: View) -> None:
+def numbers(view: View) -> None:
     """One line for each run: its cell and where it ended."""
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
@@ -108,4 +109,4 @@ def _numbers(view: View) -> None:
                 for last in record.points[-1:]:
                     end = [last["step"] * trial.points // trial.steps, *(last.get(name) for name in COLUMNS[-3:])]
                     table.writerow([*cell, record.status, *end])
-    write_whole(view.figures / "numbers.csv", file.getvalue())
+    write_whole(view.directory / "numbers.csv", file.getvalue())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from isaac_lab.charts.figure import Figure
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.record import Record
 from isaac_lab.study import Arm, Kept, Search, lowest, resolve
@@ -188,7 +189,8 @@ class Experiment:
         name: What the paper calls it.
         shows: What is on it, in a line.
         panels: The parts of it that are trained.
-        draw: Writes figure.png, figure.svg and numbers.csv from the records.
+        write: Writes numbers.csv, and what else there is beside the figure, from the records.
+        figure: What it shows, from the records.
         executor: What runs it unless the command line says otherwise.
         measure: What has to be measured besides training: a step's time, for Table 2; trials, for Table 1 and Figure 6.
         table: Headings and rows for the terminal, where there are no panels to make them from.
@@ -199,7 +201,8 @@ class Experiment:
     name: str
     shows: str
     panels: Callable[[Scale], tuple[Panel, ...]]
-    draw: Callable[["View"], None]
+    write: Callable[["View"], None]
+    figure: Callable[["View"], Figure]
     executor: Literal["ensemble", "local"] = "ensemble"
     measure: Callable[["View"], None] = lambda view: None
     table: Callable[["View"], tuple[Sequence[str], Sequence[Sequence[str]]]] = lambda view: ((), ())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from isaac_lab import times
 from isaac_lab.bench import timing
+from isaac_lab.charts.draw import pictures
 from isaac_lab.experiments import recipe
 from isaac_lab.experiments.folder import Means, View, calling, trainer, view
 from isaac_lab.experiments.recipe import SCALES, Experiment, Panel, Scale
@@ -83,7 +84,8 @@ def draw(experiment: Experiment, request: Request) -> View:
             f"isaac-newton reproduce {experiment.id} --scale {request.scale} trains it"
         )
     known.directory.mkdir(parents=True, exist_ok=True)
-    experiment.draw(known)
+    experiment.write(known)
+    pictures(experiment.figure(known), known.directory / "figure")
     return known
 
 

@@ -42,7 +42,7 @@ from isaac_lab.experiments.folder import Means, View, calling, trainer
 from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.record import Record, Store, StoreError
 from isaac_lab.records import write_whole
-from isaac_lab.report import intervals
+from isaac_lab.report.figures import scores
 from isaac_lab.significance import against
 from isaac_lab.study import Result, resolve, settle
 from isaac_lab.trial import Trial
@@ -323,10 +323,8 @@ def _notes(run: Run, device: str, ratios: Mapping[str, Any], spent: str) -> list
     return [f"The encoder is {run.model}. {other}", *notes]
 
 
-def draw(view: View) -> None:
-    """The figure and numbers.csv."""
-    shown = summary(view)
-    intervals.draw(shown, {name: method.hue for name, method in METHODS.items()}, view.figures / "figure")
+def write_all(view: View) -> None:
+    """Numbers.csv."""
     run, _ = _found(view)
     store = view.store
     metrics = list(dict.fromkeys(metric for task in TASKS for metric in task.metrics))
@@ -340,7 +338,7 @@ def draw(view: View) -> None:
         for stage, records in (("grid", tried), ("seeds", found.runs)):
             for record in records:
                 table.writerow([stage, task.name, task.optimizer, method, *_row(record, metrics)])
-    write_whole(view.figures / "numbers.csv", file.getvalue())
+    write_whole(view.directory / "numbers.csv", file.getvalue())
 
 
 def _row(record: Record, metrics: Sequence[str]) -> list[Any]:
@@ -387,7 +385,8 @@ EXPERIMENT = Experiment(
     "Table 1",
     "the encoder of --model fine-tuned on CoLA, MRPC and STS-B: scores of ∇ and ζ* over seeds",
     lambda scale: (),
-    draw,
+    write_all,
+    lambda view: scores(summary(view)),
     executor="local",
     measure=measure,
     table=table,

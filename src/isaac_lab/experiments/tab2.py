@@ -6,10 +6,11 @@ from typing import Any
 
 from isaac_lab.bench import runs
 from isaac_lab.bench.published import PAPER, paper_ratio
+from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.records import read, write, write_whole
-from isaac_lab.report import bars
+from isaac_lab.report import costs
 
 __all__ = ["EXPERIMENT", "records"]
 
@@ -52,11 +53,14 @@ def measure(view: View) -> None:
         write(folder / f"{runs.file_stem(record)}.json", record)
 
 
-def draw(view: View) -> None:
-    """Bars beside the paper's, and the numbers."""
+def figure(view: View) -> Figure:
+    """Time and memory beside the paper's."""
+    return costs.both(records(view), heading="Table 2: time and memory of a step, relative to the plain gradient step")
+
+
+def numbers(view: View) -> None:
+    """One line for each record, model and method."""
     found = records(view)
-    title = "Table 2: time and memory of a step, relative to the plain gradient step"
-    bars.draw(list(found.values()), title=title, path=view.figures / "figure")
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -64,7 +68,7 @@ def draw(view: View) -> None:
         for case in record["cases"]:
             for method in case["methods"]:
                 table.writerow([name, record["mode"], *_row(record, case, method)])
-    write_whole(view.figures / "numbers.csv", file.getvalue())
+    write_whole(view.directory / "numbers.csv", file.getvalue())
 
 
 def _row(record: dict[str, Any], case: dict[str, Any], method: dict[str, Any]) -> list[Any]:
@@ -87,7 +91,8 @@ EXPERIMENT = Experiment(
     "Table 2",
     "time and peak memory of a training step, from the records of isaac-newton bench",
     lambda scale: (),
-    draw,
+    numbers,
+    figure,
     executor="local",
     measure=measure,
 )

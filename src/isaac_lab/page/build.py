@@ -31,7 +31,7 @@ def build(results: Path, compatibility: Path) -> str:
 
     Args:
         results: Folder with bench, race and reproduce.
-        compatibility: The page that `isaac-newton compatibility` wrote; one that is not there is named as missing.
+        compatibility: The page that `python tests/compatibility.py` wrote; one that is not there is named as missing.
 
     Raises:
         PageError: Where the extra is missing.

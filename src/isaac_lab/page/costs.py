@@ -5,20 +5,15 @@ from typing import Any
 
 from isaac_lab.bench.published import DAMPING
 from isaac_lab.bench.standing import standings
-from isaac_lab.page.dots import MODES, chart, methods, points, title
 from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row, Section, Source, Table, identifier
-from isaac_lab.page.words import number
-from isaac_lab.report.bars import METHODS
 from isaac_lab.report.benchmarks import LEFT, rows
+from isaac_lab.report.costs import METHODS, MODES, figure, points, title
+from isaac_lab.words import number
 
 __all__ = ["section"]
 
 Record = dict[str, Any]
 
-CAPTION = (
-    "Over the plain gradient step, log scale. Filled: ours, with quartiles. Hollow diamond: the paper's table. Upright stroke: "
-    "the bar set beforehand."
-)
 UNITS = {"ratio": " ×", "memory": " %", "ms": " ms"}
 
 
@@ -32,14 +27,13 @@ def section(records: Mapping[str, Record], directory: str) -> Section:
         blocks.append(Missing("Table 2", "isaac-newton bench table2"))
     else:
         for quantity, name_of in (("time", "Time of a step"), ("memory", "Peak memory of a step")):
-            charts = tuple(chart(name, record, quantity) for name, record in named if points(record, quantity))
             blocks.append(Heading(identifier("costs", quantity), name_of))
-            blocks.append(Figure(f"figure-{quantity}", charts, CAPTION, (), methods(), small=True))
+            blocks.append(Figure(figure(dict(named), quantity), small=True))
             blocks.append(_compared([record for _, record in named], quantity))
         blocks.append(Heading("costs-numbers", "All numbers, record by record"))
         for name, record in named:
             headings, body = rows(record)
-            table = tuple(Row(tuple(cell or "–" for cell in cells), cells[1] == METHODS["zeta_star"][0]) for cells in body)
+            table = tuple(Row(tuple(cell or "–" for cell in cells), cells[1] == METHODS["zeta_star"]) for cells in body)
             words = frozenset(place for place, heading in enumerate(headings) if heading in LEFT)
             blocks.append(Table(title(record), tuple(headings), table, words, folded=True))
             blocks.append(Source.of([f"{directory}/{name}"], [record]))
@@ -68,12 +62,12 @@ def _compared(records: list[Record], quantity: str) -> Table:
         marks: dict[int, str] = {}
         for model in models:
             point = own.get(model, {})
-            ratio, paper, limit = (point.get(key) for key in ("ratio", "paper", "limit"))
+            ratio, paper, limit = (point.get(key) for key in ("value", "paper", "limit"))
             missed = ratio is not None and limit is not None and ratio > limit
             marks |= {len(cells): "bad"} if missed else {}
             text = ("–" if ratio is None else f"{ratio:.2f}") + (" (–)" if paper is None else f" ({paper:.2f})")
             cells.append(text + (" †" if missed else ""))
-        table.append(Row(tuple(cells), method == METHODS["zeta_star"][0], marks=marks))
+        table.append(Row(tuple(cells), method == METHODS["zeta_star"], marks=marks))
     what = "Time" if quantity == "time" else "Peak memory"
     note = (
         "Times the plain gradient step. In parentheses: the same ratio in the paper's table, on its machines. †: above the bar "

@@ -1,11 +1,15 @@
 """The section of the heat maps: every grid of dampings that has been run."""
 
+import math
+
 from isaac_lab.evidence import Evidence
 from isaac_lab.experiments import EXPERIMENTS
+from isaac_lab.experiments.grids import cells
+from isaac_lab.experiments.recipe import Outcome
 from isaac_lab.experiments.words import setting
-from isaac_lab.page import heat
 from isaac_lab.page.origins import of_view
-from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Section, identifier
+from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row, Section, Table, identifier
+from isaac_lab.words import number, percent
 
 __all__ = ["section"]
 
@@ -24,10 +28,8 @@ def section(evidence: Evidence, directory: str) -> Section:
             blocks.append(Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick"))
         for view in views:
             blocks.append(Paragraph(f"{setting(view)}."))
-            own = identifier("map", name, view.scale.name)
-            charts = tuple(heat.chart(f"{own}-{outcome.panel.name}", outcome) for outcome in view.outcomes)
-            tables = tuple(heat.table(outcome) for outcome in view.outcomes)
-            blocks.append(Figure(own, charts, "", (heat.control(view.outcomes),), tables=tables, small=True))
+            tables = tuple(_table(outcome) for outcome in view.outcomes)
+            blocks.append(Figure(view.experiment.figure(view), tables, small=True))
             blocks.append(of_view(view, directory))
     lead = (
         "What the two dampings do: λ_g grows to the right up to ζ* (∞), λ_a grows downwards, and the plain gradient ∇ is the "
@@ -35,3 +37,24 @@ def section(evidence: Evidence, directory: str) -> Section:
         "log₁₀ of the loss, or the accuracy in percent; a pointer on a cell shows the rest."
     )
     return Section("grids", "Heat maps of the dampings", lead, tuple(blocks))
+
+
+def _table(outcome: Outcome) -> Table:
+    """Loss and accuracy of every cell."""
+    found = {(cell["a"], cell["g"]): cell for cell in cells(outcome)}
+    dampings = sorted({inputs for inputs, _ in found})
+
+    def text(inputs: float, outputs: float) -> str:
+        cell = found.get((inputs, outputs))
+        if cell is None:
+            return ""
+        if not math.isfinite(cell["loss"]):
+            return "diverged"
+        return number(cell["loss"]) + (f" ({percent(cell['accuracy'], 1)})" if math.isfinite(cell["accuracy"]) else "")
+
+    def words(value: float) -> str:
+        return "∞" if value == math.inf else f"{value:g}"
+
+    rows = tuple(Row((f"λ_a {words(inputs)}", *(text(inputs, output) for output in dampings))) for inputs in dampings)
+    caption = f"({outcome.panel.name}) {outcome.panel.title}: training loss (test accuracy)"
+    return Table(caption, ("", *(f"λ_g {words(output)}" for output in dampings)), rows)

@@ -11,8 +11,8 @@ from isaac_lab.experiments.recipe import Outcome
 from isaac_lab.experiments.words import data_of
 from isaac_lab.page.parts import Section, Source, Tile, Tiles
 from isaac_lab.page.summaries import Summary, checked
-from isaac_lab.page.words import number, times
 from isaac_lab.race.ends import lowest, pairs
+from isaac_lab.words import number, times
 
 __all__ = ["section"]
 

@@ -1,19 +1,19 @@
 """What the page is made of: sections of blocks, as plain data that the template turns into HTML."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
+
+from isaac_lab.charts import figure
+from isaac_lab.charts.figure import identifier
+from isaac_lab.report.tables import Row, Table
 
 __all__ = [
     "Block",
-    "Chart",
-    "Choice",
-    "Control",
     "Figure",
     "Heading",
     "Item",
     "Ledger",
-    "Method",
     "Missing",
     "Paragraph",
     "Promises",
@@ -113,110 +113,18 @@ def _versions(versions: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Of a table.
-
-    Args:
-        cells: The first one is the row's heading.
-        ours: Whether it is about this library.
-        note: Stands in place of all cells but the first: why there are none.
-        marks: By the number of a cell, "good" or "bad".
-    """
-
-    cells: tuple[str, ...]
-    ours: bool = False
-    note: str = ""
-    marks: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under headings.
-
-    Args:
-        caption: What they are.
-        columns: The headings.
-        rows: In their order.
-        words: Numbers of the columns that hold words; all others hold numbers.
-        note: Below it, small: how to read it.
-        folded: Whether it has to be opened.
-    """
-
-    kind: ClassVar[str] = "table"
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    words: frozenset[int] = frozenset({0})
-    note: str = ""
-    folded: bool = False
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One way to see a figure: what stands in a specification for each "$name"."""
-
-    label: str
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Control:
-    """Choices of which one is made; the first one to begin with."""
-
-    label: str
-    choices: tuple[Choice, ...]
-
-
-@dataclass(frozen=True)
-class Method:
-    """A box to check: whether a method is shown.
-
-    Args:
-        label: Its name, and its value in the data.
-        hue: Of its lines.
-        dash: Of its lines, as Vega-Lite writes it; empty for a solid one.
-        width: Of its lines.
-        ours: Whether it is this library's.
-    """
-
-    label: str
-    hue: str
-    dash: tuple[int, ...] = ()
-    width: float = 2
-    ours: bool = False
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A picture.
-
-    Args:
-        id: Of its element.
-        title: Above it.
-        description: What it shows, for those who do not see it.
-        spec: Of Vega-Lite. "$name" stands for what a control says; colours are variables of the page's style.
-        values: The data.
-    """
-
-    id: str
-    title: str
-    description: str
-    spec: Mapping[str, Any]
-    values: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True)
 class Figure:
-    """Charts with the same controls, and tables of their numbers; small charts stand side by side."""
+    """A figure, and tables of its numbers; small charts stand side by side."""
 
     kind: ClassVar[str] = "figure"
-    id: str
-    charts: tuple[Chart, ...]
-    caption: str = ""
-    controls: tuple[Control, ...] = ()
-    methods: tuple[Method, ...] = ()
+    shown: figure.Figure
     tables: tuple[Table, ...] = ()
     small: bool = False
+
+    @property
+    def charts(self) -> tuple[figure.Chart, ...]:
+        """Of the figure."""
+        return self.shown.charts
 
 
 @dataclass(frozen=True)
@@ -290,8 +198,3 @@ class Section:
     def sources(self) -> tuple[Source, ...]:
         """Of its numbers."""
         return tuple(block for block in self.blocks if isinstance(block, Source))
-
-
-def identifier(*words: str) -> str:
-    """A name for an element, of letters, digits and hyphens."""
-    return "-".join("".join(c if c.isalnum() and c.isascii() else "-" for c in word.lower()) for word in words)

@@ -8,7 +8,7 @@ from isaac_lab.records import StoreError
 
 __all__ = ["parse", "section"]
 
-COMMAND = "isaac-newton compatibility"
+COMMAND = "python tests/compatibility.py"
 
 
 def section(page: Path, name: str) -> Section:

@@ -2,18 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isaac_lab.page import lines
-from isaac_lab.page.lines import Axis, Line, Target
-from isaac_lab.page.parts import Block, Figure, Heading, Method, Missing, Paragraph, Row, Section, Table, identifier
+from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row, Section, Table, identifier
 from isaac_lab.page.summaries import Summary, checked, find
-from isaac_lab.page.words import number, percent, spread, times
+from isaac_lab.race.draw import figure
 from isaac_lab.race.ends import lowest, pairs
 from isaac_lab.race.standings import summarize
 from isaac_lab.record import Store
+from isaac_lab.words import number, percent, spread, times
 
 __all__ = ["section", "summaries"]
 
@@ -21,22 +19,6 @@ Record = Mapping[str, Any]
 
 #: Workloads whose names hold these come first, in this order.
 ORDER = ("mnist-mlp", "mnist-autoencoder", "fashion-autoencoder", "cifar-resnet18", "char-gpt", "cola")
-#: A method with ISAAC has the hue of what it is put on.
-HUES = {
-    "sgd": "black",
-    "momentum": "sky",
-    "adamw": "blue",
-    "muon": "red",
-    "soap": "green",
-    "shampoo": "orange",
-    "singd": "pink",
-    "kfac": "yellow",
-}
-SPARE = ("grey", "orange", "green", "pink")
-#: Of methods without ISAAC, whether or not they have a hue of their own.
-DASHES = {True: (5, 4), False: (8, 3, 2, 3)}
-#: Times the largest loss of an untrained network: what lies above has diverged, and would press the rest flat.
-CEILING = 1.5
 
 
 def summaries(results: Path, directory: str) -> list[Summary]:
@@ -111,68 +93,10 @@ def _race(summary: Summary, id: str) -> list[Block]:
     return [
         Heading(f"race-{id}", f"{data['title']}, scale “{summary.scale}”"),
         Paragraph(f"{marked}{text}. {target}"),
-        _figure(data, f"curve-{id}"),
+        Figure(figure(data, f"curve-{id}")),
         _table(data),
         summary.source,
     ]
-
-
-def _figure(data: Record, name: str) -> Figure:
-    methods: list[Method] = []
-    drawn: list[Line] = []
-    taken: dict[str, str] = {}
-    starts = [curve["loss"][0] for method in data["methods"] for curve in method.get("curves") or () if curve["loss"]]
-    ceiling = CEILING * max((loss for loss in starts if loss is not None), default=math.inf)
-    for method in data["methods"]:
-        curves = method.get("curves") or []
-        if not curves:
-            continue
-        label, ours = method["label"], bool(method.get("ours"))
-        base = method["name"].removeprefix("isaac-")
-        hue = taken.setdefault(base, HUES.get(base) or SPARE[len([b for b in taken if b not in HUES]) % len(SPARE)])
-        methods.append(Method(label, hue, () if ours else DASHES[base in HUES], 2.6 if ours else 1.6, ours))
-        seeds = [_columns(curve, ceiling) for curve in curves]
-        over = lines.mean(label, seeds, "step", ("loss",))
-        each = [Line(label, f"seed {curve['seed']}", own) for curve, own in zip(curves, seeds, strict=True)]
-        # Seeds that have no step in common have no mean, and are shown in place of it.
-        drawn += [over] if over else [replace(line, over_seeds=True) for line in each]
-        drawn += each
-    methods = lines.apart(methods)
-    quantity = Axis("loss", data["quantity_title"], ".4~g")
-    fields = [Axis("step", "Steps", ",d"), Axis("seconds", "Seconds", ",.3~r")]
-    target = Target(data["target"], f"target {number(data['target'], 3)}", data["target_by"]) if data.get("target") else None
-    controls = (
-        lines.axes([*fields, Axis("seconds", "Seconds", label="Seconds (log)", logarithmic=True)]),
-        lines.scales(logarithmic_first=True),
-        lines.RUNS,
-        lines.quantities([quantity]),
-    )
-    description = (
-        f"{data['quantity_title']} of {len(methods)} methods over training, {data['title']}. Solid lines have ISAAC. "
-        f"{_ending(data)} The numbers are in the table below."
-    )
-    chart = lines.chart(name, "", description, drawn, methods, [*fields, quantity], target=target)
-    return Figure(
-        f"figure-{name}",
-        (chart,),
-        "Solid: with ISAAC. Dashed, same colour: the same optimizer without it.",
-        controls,
-        tuple(methods),
-    )
-
-
-def _columns(curve: Record, ceiling: float) -> dict[str, list[float | None]]:
-    kept = [
-        (step, seconds, loss)
-        for step, seconds, loss in zip(curve["steps"], curve["seconds"], curve["loss"], strict=True)
-        if loss is not None and loss <= ceiling
-    ]
-    return {"step": [row[0] for row in kept], "seconds": [row[1] for row in kept], "loss": [row[2] for row in kept]}
-
-
-def _ending(data: Record) -> str:
-    ends = [(m["final"]["mean"], m["label"]) for m in data["methods"] if m.get("final") and m["final"].get("mean") is not None]
-    return f"Lowest at the budget: {min(ends)[1]}, {number(min(ends)[0])}." if ends else ""
 
 
 def _table(data: Record) -> Table:

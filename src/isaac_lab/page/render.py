@@ -30,7 +30,7 @@ def page(sections: Sequence[Section], charts: Mapping[str, Any], library: str) -
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"words": _words, "data": _data}
+    environment.filters |= {"words": _words, "data": _data, "table": lambda table: _raw(table.html(_words))}
     return environment.get_template("page.html").render(
         sections=sections,
         charts=charts,

@@ -1,20 +1,18 @@
 """The section of the larger models: Table 1 (fine-tuning) and Figure 6 (ResNet-18), from the summaries of their runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.evidence import Evidence
-from isaac_lab.page import lines
-from isaac_lab.page.lines import Axis, Line
-from isaac_lab.page.parts import Block, Chart, Figure, Heading, Method, Missing, Paragraph, Row, Section, Table, identifier
+from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row, Section, Table, identifier
 from isaac_lab.page.summaries import Summary, checked, find
-from isaac_lab.page.words import spread
+from isaac_lab.report.figures import courses
+from isaac_lab.words import spread
 
 __all__ = ["section"]
 
 TITLES = {"tab1": "Table 1", "fig6": "Figure 6"}
-HUES = ("black", "red", "blue", "orange", "green", "pink", "sky", "yellow", "grey")
 
 
 def section(results: Path, directory: str, evidence: Evidence) -> Section:
@@ -40,7 +38,8 @@ def _blocks(summary: Summary, id: str) -> list[Block]:
     about = " · ".join(str(part) for part in (data.get("model"), f"scale “{summary.scale}”") if part)
     marked = "**Smoke test: it shows that the code runs, and nothing of the methods.** " if summary.scale == "smoke" else ""
     blocks: list[Block] = [Heading(id, data["title"]), Paragraph(f"{marked}{about}.")]
-    blocks += [_figure(data, id)] if data.get("panels") else []
+    if data.get("panels"):
+        blocks.append(Figure(courses(data, id), tuple(_ends(panel) for panel in data["panels"]), small=True))
     blocks += [_table(data)] if data.get("rows") else []
     blocks += [Paragraph(note) for note in data.get("notes") or ()]
     return [*blocks, summary.source]
@@ -61,36 +60,6 @@ def _cell(cell: Mapping[str, Any] | None) -> str:
     more = [f"n {cell['n']}"] if cell.get("n") else []
     more += [str(cell["settings"])] if cell.get("settings") else []
     return spread(cell) + (f" ({', '.join(more)})" if more else "")
-
-
-def _figure(data: Mapping[str, Any], id: str) -> Figure:
-    labels = list(dict.fromkeys(curve["label"] for panel in data["panels"] for curve in panel["curves"]))
-    methods = [Method(label, HUES[place % len(HUES)], ours=label != labels[0]) for place, label in enumerate(labels)]
-    percent = all(value <= 1 for panel in data["panels"] for curve in panel["curves"] for value in curve["mean"])
-    value = Axis("value", data.get("quantity_title") or "Accuracy", ".4~%" if percent else ".4~g")
-    fields = [Axis("epoch", "Epochs", ",d"), value]
-    charts = tuple(_panel(panel, id, methods, fields) for panel in data["panels"])
-    controls = (lines.scales(logarithmic_first=False), lines.axes(fields[:1]), lines.quantities([value]))
-    caption = "Mean over seeds; bands are one standard deviation wide on either side."
-    return Figure(
-        f"figure-{id}", charts, caption, controls, tuple(methods), tuple(_ends(panel) for panel in data["panels"]), small=True
-    )
-
-
-def _panel(panel: Mapping[str, Any], id: str, methods: Sequence[Method], fields: Sequence[Axis]) -> Chart:
-    drawn = []
-    for curve in panel["curves"]:
-        deviations = curve.get("std") or [0.0] * len(curve["mean"])
-        columns = {
-            "epoch": curve["epochs"],
-            "value": curve["mean"],
-            "value_low": [mean - (std or 0.0) for mean, std in zip(curve["mean"], deviations, strict=True)],
-            "value_high": [mean + (std or 0.0) for mean, std in zip(curve["mean"], deviations, strict=True)],
-        }
-        drawn.append(Line(curve["label"], f"mean of {curve.get('n', '?')} seeds", columns, over_seeds=True))
-    title = f"({panel['name']}) {panel['title']}"
-    description = f"Curves of {len(drawn)} methods over epochs, {panel['title']}. The last values are in the table below."
-    return lines.chart(f"{id}-{identifier(panel['name'])}", title, description, drawn, methods, fields)
 
 
 def _ends(panel: Mapping[str, Any]) -> Table:

@@ -1,60 +1,89 @@
-"""The picture of a race: the loss over steps and over seconds, ours in strong colours, rivals in paler ones, broken."""
+"""The picture of a race: the loss over steps and over seconds; what has ISAAC is solid, what it is compared with broken."""
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
+from isaac_lab.charts import lines
+from isaac_lab.charts.figure import Figure, Method, look
+from isaac_lab.charts.lines import Axis, Line, Target
 from isaac_lab.race.tables import ordered
-from isaac_lab.report.canvas import GREY, headline, save, sheet, wrapped
-from isaac_lab.report.lines import HUES
+from isaac_lab.words import number
 
-__all__ = ["draw"]
+__all__ = ["figure"]
 
 Record = Mapping[str, Any]
 
-#: Of ours, and paler of the optimizer alone.
-BASES = {"sgd": "orange", "momentum": "pink", "adamw": "blue", "muon": "red"}
-#: Of the running forms, beside those of one batch.
-RUNNING = {"adamw": "green", "muon": "black"}
-#: Line styles of the other rivals, which are grey.
-STYLES = {
-    "soap": (0, (5, 1.5)),
-    "shampoo": (0, (1.2, 1.2)),
-    "singd": (0, (5, 1.5, 1.2, 1.5)),
-    "kfac": (0, (5, 1.5, 1.2, 1.5, 1.2, 1.5)),
-    "formula": (0, (2.5, 1.5)),
-}
-#: Levels of grey: as far apart as five can be and still be seen.
-LEVELS = {"soap": 0.15, "shampoo": 0.35, "singd": 0.5, "kfac": 0.62, "formula": 0.45}
-#: How much of a hue is left in a rival's.
-PALE = 0.55
-#: Times the loss of the untrained network: nothing above is drawn.
-CEILING = 1.15
-WIDTH, HEIGHT, LEGEND = 11.6, 4.6, 2.9
+#: Times the largest loss of an untrained network: what lies above has diverged, and would press the rest flat.
+CEILING = 1.5
+#: Of the lines of ours, and of the others.
+WIDTHS = {True: 2.6, False: 1.6}
 
 
-def draw(summary: Record, path: Path, suffixes: Sequence[str] = ("png", "svg")) -> None:
-    """Write `path` with these suffixes."""
-    subtitle = wrapped(_subtitle(summary), WIDTH)
-    height = HEIGHT + 0.2 * len(subtitle.splitlines())
-    figure = sheet(WIDTH, height)
-    free = headline(figure, summary["title"], subtitle)
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, key in zip(panels, ("steps", "seconds"), strict=True):
-        _panel(axes, summary, key)
-    panels[0].set_ylabel(summary["quantity_title"], color=GREY)
-    handles, labels = panels[0].get_legend_handles_labels()
-    if labels:
-        place = (0.998, 0.48 * free + 0.02)
-        style: dict[str, Any] = {"frameon": False, "fontsize": 9, "handlelength": 3.2}
-        figure.legend(handles, labels, loc="center right", bbox_to_anchor=place, **style)
-    figure.tight_layout(rect=(0, 0, 1 - LEGEND / WIDTH, free), w_pad=1.5)
-    save(figure, path, suffixes)
+def figure(summary: Record, name: str = "race") -> Figure:
+    """The figure of a race; `name` is that of its chart on the page."""
+    starts = [curve["loss"][0] for method in summary["methods"] for curve in method.get("curves") or () if curve["loss"]]
+    ceiling = CEILING * max((loss for loss in starts if loss is not None), default=math.inf)
+    methods: list[Method] = []
+    drawn: list[Line] = []
+    for method in ordered(summary):
+        if method.get("curves"):
+            ours = bool(method.get("ours"))
+            own = look(_known_as(method["name"]), len(methods))
+            methods.append(Method(method["label"], replace(own, width=WIDTHS[ours]), ours))
+            drawn += _lines(method["label"], method["curves"], ceiling)
+    title, value = summary["quantity_title"], summary.get("target")
+    quantity = Axis("loss", title, ".4~g")
+    fields = [Axis("step", "Steps", ",d"), Axis("seconds", "Seconds", ",.3~r")]
+    target = Target(value, f"target {number(value, 3)}", summary["target_by"]) if value else None
+    logarithmic = Axis("seconds", "Seconds", label="Seconds (log)", logarithmic=True)
+    controls = (
+        lines.axes([*fields, logarithmic]),
+        lines.scales(logarithmic_first=True),
+        lines.RUNS,
+        lines.quantities([quantity]),
+    )
+    alt = (
+        f"{title} of {len(methods)} methods over training, {summary['title']}. Solid lines have ISAAC. "
+        f"{_ending(summary)} The numbers are in the table below."
+    )
+    chart = lines.chart(name, "", alt, drawn, methods, [*fields, quantity], target=target, picture=(500, 400))
+    timed = any(value for line in drawn for value in line.columns["seconds"])
+    views = ({"Horizontal": "Steps"}, *([{"Horizontal": logarithmic.label}] if timed else []))
+    caption = "Solid: with ISAAC. Broken, same colour: the same optimizer without it."
+    return Figure(f"figure-{name}", (chart,), summary["title"], _subtitle(summary), controls, tuple(methods), (views,), caption)
+
+
+def _known_as(name: str) -> str:
+    """The name of its look."""
+    base = name.removeprefix("isaac-").removesuffix("-running")
+    ours = f"{base}+isaac" if name.startswith("isaac-") else base
+    return f"{ours} running" if name.endswith("-running") else ours
+
+
+def _lines(label: str, curves: Sequence[Record], ceiling: float) -> list[Line]:
+    """The mean over seeds, and each of them."""
+    seeds = [_columns(curve, ceiling) for curve in curves]
+    over = lines.mean(label, seeds, "step", ("loss",))
+    each = [Line(label, f"seed {curve['seed']}", own) for curve, own in zip(curves, seeds, strict=True)]
+    # Seeds that have no step in common have no mean, and are shown in place of it.
+    return [*([over] if over else [replace(line, over_seeds=True) for line in each]), *each]
+
+
+def _columns(curve: Record, ceiling: float) -> dict[str, list[float | None]]:
+    kept = [
+        (step, seconds, loss)
+        for step, seconds, loss in zip(curve["steps"], curve["seconds"], curve["loss"], strict=True)
+        if loss is not None and loss <= ceiling
+    ]
+    return {"step": [row[0] for row in kept], "seconds": [row[1] for row in kept], "loss": [row[2] for row in kept]}
+
+
+def _ending(summary: Record) -> str:
+    finals = [(method["final"]["mean"], method["label"]) for method in summary["methods"] if method.get("final")]
+    ends = [(mean, label) for mean, label in finals if mean is not None]
+    return f"Lowest at the budget: {min(ends)[1]}, {number(min(ends)[0])}." if ends else ""
 
 
 def _subtitle(summary: Record) -> str:
@@ -64,80 +93,7 @@ def _subtitle(summary: Record) -> str:
     missing = f" Not run: {', '.join(left)}." if left else ""
     how = "each in one CUDA graph where it can be" if summary["mode"] == "captured" else "eager"
     return (
-        f"{smoke}Mean of {summary['seeds']} seeds; bands of ours from the lowest to the highest. {len(ran)} methods, "
+        f"{smoke}Mean of {summary['seeds']} seeds; bands from the lowest to the highest. {len(ran)} methods, "
         f"{summary['trials_per_method']} tuning trials each. Seconds of training steps, {how}. In the legend: who reaches the "
         f"target first comes first.{missing}"
     )
-
-
-def _panel(axes: Axes, summary: Record, key: str) -> None:
-    start = max((curve["loss"][0] or 0.0 for method in summary["methods"] for curve in method["curves"]), default=1.0)
-    lowest = math.inf
-    for method in ordered(summary):
-        x, columns = _columns(method, key, CEILING * start)
-        if not x:
-            continue
-        means = [math.fsum(column) / len(column) for column in columns]
-        lowest = min(lowest, *means)
-        axes.plot(x, means, label=method["label"], zorder=3 if method["ours"] else 2, **_look(method))
-        if method["ours"] and len(columns[0]) > 1:
-            low, high = [min(column) for column in columns], [max(column) for column in columns]
-            axes.fill_between(x, low, high, color=_look(method)["color"], alpha=0.12, linewidth=0)
-    axes.set_yscale("log")
-    if math.isfinite(lowest):
-        room = max(1.01, (start / lowest) ** 0.06)
-        axes.set_ylim(lowest / room, start * room)
-        if start / lowest < 30:
-            axes.yaxis.set_minor_locator(LogLocator(subs=(1.5, 2, 2.5, 3, 4, 6) if start / lowest < 5 else (2, 3, 4, 6)))
-            axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        else:
-            axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    if key == "seconds":
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    else:
-        axes.set_xlim(0, summary["steps"])
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    if summary["target"] is not None:
-        axes.axhline(summary["target"], color="black", linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
-        axes.annotate(
-            f"target {summary['target']:.3g}: tuned AdamW" if key == "steps" else f"target {summary['target']:.3g}",
-            (0.015, summary["target"]),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(0, -11),
-            textcoords="offset points",
-            fontsize=8.5,
-            color="black",
-        )
-    axes.set_xlabel("Training steps" if key == "steps" else "Seconds of training", color=GREY)
-    axes.grid(which="major", alpha=0.3)
-    axes.tick_params(colors=GREY, which="both", labelsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _columns(method: Record, key: str, ceiling: float) -> tuple[list[float], list[list[float]]]:
-    """Where all seeds have a loss worth drawing: the place, and the losses there; seconds begin after the first step."""
-    curves = method["curves"]
-    x: list[float] = []
-    columns: list[list[float]] = []
-    for number in range(min((len(curve["steps"]) for curve in curves), default=0)):
-        place = curves[0][key][number]
-        losses = [curve["loss"][number] for curve in curves]
-        if place is None or (key == "seconds" and place == 0) or any(loss is None or loss > ceiling for loss in losses):
-            continue
-        x.append(place)
-        columns.append(losses)
-    return x, columns
-
-
-def _look(method: Record) -> dict[str, Any]:
-    name = method["name"].removeprefix("isaac-")
-    base = name.removesuffix("-running")
-    if method["ours"]:
-        hue = RUNNING[base] if name.endswith("-running") else BASES[base]
-        return {"color": HUES[hue], "linewidth": 2.1, "linestyle": "solid"}
-    if name in BASES:
-        pale = tuple(1 - PALE * (1 - part) for part in to_rgb(HUES[BASES[name]]))
-        return {"color": pale, "linewidth": 1.5, "linestyle": (0, (6, 1.2))}
-    return {"color": str(LEVELS.get(name, 0.5)), "linewidth": 1.2, "linestyle": STYLES.get(name, "dotted")}

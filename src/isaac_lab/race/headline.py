@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+from isaac_lab.charts.draw import draw
 from isaac_lab.race.course import COURSES
-from isaac_lab.race.draw import draw
+from isaac_lab.race.draw import figure
 from isaac_lab.race.ends import lowest, pairs
 from isaac_lab.race.standings import summarize
 from isaac_lab.race.tables import markdown
 from isaac_lab.record import Store
-from isaac_lab.records import write_whole
+from isaac_lab.report import docs
+from isaac_lab.report.docs import DocsError as PageError
 
 __all__ = ["PageError", "fill", "headline", "marks", "sections", "summaries"]
 
@@ -18,10 +20,6 @@ SCALES = ("full", "quick")
 HEADINGS = ("Workload", "Optimizer", "Loss alone", "Loss with ISAAC", "p", "Lowest of all")
 #: In a page: the one table, and all races, go between `<!-- race -->` and `<!-- /race -->`, or the same with `races`.
 MARKS = ("race", "races")
-
-
-class PageError(Exception):
-    """A page that cannot be filled in; the message says why."""
 
 
 def summaries(races: Path) -> dict[Path, dict[str, Any]]:
@@ -50,9 +48,8 @@ def sections(races: Path, pictures: Path) -> str:
     """Each race with its picture, which is drawn, and everyone in it, as Markdown."""
     found = []
     for folder, race in summaries(races).items():
-        name = f"{folder.parent.name}-{folder.name}.png"
-        pictures.mkdir(parents=True, exist_ok=True)
-        draw(race, (pictures / name).with_suffix(""), suffixes=("png",))
+        name = f"race-{folder.parent.name}-{folder.name}.svg"
+        draw(figure(race), pictures / name)
         title, table = markdown(race).split("\n", 1)
         alt = f"{race['quantity_title']} of all methods against steps and against seconds"
         found.append(f"#{title}\n\n![{alt}]({pictures.name}/{name})\n{table.rstrip()}")
@@ -61,24 +58,17 @@ def sections(races: Path, pictures: Path) -> str:
 
 def marks(page: Path) -> list[str]:
     """Those that the page has."""
-    text = page.read_text(encoding="utf-8")
-    found = [mark for mark in MARKS if 0 <= text.find(f"<!-- {mark} -->\n") < text.find(f"<!-- /{mark} -->")]
+    found = [mark for mark in docs.blocks(page.read_text(encoding="utf-8"), str(page)) if mark in MARKS]
     if not found:
         raise PageError(f"{page} has no <!-- {MARKS[0]} --> … <!-- /{MARKS[0]} --> to be filled in")
     return found
 
 
 def fill(page: Path, races: Path) -> None:
-    """Put what the races say where a page has marks for it; pictures go into a folder with the page's name beside it."""
-    found, text = marks(page), page.read_text(encoding="utf-8")
+    """Put what the races say where a page has marks for it; pictures go into `figures` beside it."""
     if not summaries(races):
         raise PageError(f"{races} has no race of scale {' or '.join(SCALES)} for {page}")
-    made = {"race": lambda: headline(races), "races": lambda: sections(races, page.with_suffix(""))}
-    for mark in found:
-        before, _, rest = text.partition(f"<!-- {mark} -->\n")
-        _, end, after = rest.partition(f"<!-- /{mark} -->")
-        text = f"{before}<!-- {mark} -->\n{made[mark]()}\n{end}{after}"
-    write_whole(page, text)
+    docs.fill(page, {"race": lambda: headline(races), "races": lambda: sections(races, page.parent / "figures")})
 
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from isaac_lab import method, methods, times
+from isaac_lab.charts.draw import pictures
 from isaac_lab.data.files import DataError
 from isaac_lab.executors import Call
 from isaac_lab.experiments.folder import Means, calling, trainer
@@ -228,4 +229,4 @@ def _write(store: Store) -> None:
     summary = standings.summarize(store)
     write_whole(store.folder / "table.md", tables.markdown(summary))
     write_whole(store.folder / "numbers.csv", files.as_csv(store, summary))
-    draw.draw(summary, store.folder / "figure")
+    pictures(draw.figure(summary), store.folder / "figure")

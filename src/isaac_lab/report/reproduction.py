@@ -1,64 +1,42 @@
-"""The page docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
+"""What fills docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
 
-import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isaac_lab.charts.draw import draw
 from isaac_lab.claims import Claim
 from isaac_lab.evidence import Evidence, Finding, Verdict
 from isaac_lab.experiments import EXPERIMENTS
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment, Outcome
 from isaac_lab.experiments.words import data_of, setting
-from isaac_lab.records import write_whole
+from isaac_lab.report.tables import table
 
-__all__ = ["page"]
+__all__ = ["blocks"]
 
 SCALES = ("paper", "quick")
 
-INTRODUCTION = """\
-# Reproduction
 
-This page checks the paper, sentence by sentence. `isaac-newton claims --page docs/reproduction.md` writes it from
-the records in `{records}` and `{bench}`. Only the paper's sentences and the tests are typed by hand.
-
-Each claim has a test, which decides it, and the figures behind the verdict. The tests were written before the
-records, with two exceptions. Those of E5 take their thresholds from the paper's words. Those of Table 1 and Figure
-6 asked for one standard error at first and were made stricter afterwards ([integrity](integrity.md)).
-
-**What a verdict means.** In Table 1 and Figure 6 a difference counts only if Welch's t-test over seeds has p <
-0.05. Else the verdict is "no difference shown". Figures 1 to 4, A1 and A3 have one seed: there a verdict is about
-that one run, and no p stands behind it. Figure 5 has three seeds, and its tests compare means.
-
-**Scales.** *Paper* is everything as printed: 40 epochs, 13 × 14 cells, rates tuned in 2 epochs on every second
-decade of the dampings. *Quick* has the paper's networks and data, every second decade of the dampings, 4 epochs,
-and tunes in 1. The largest scale at which the panels have been run whole decides.
-
-**Words.** "10 % of log-loss" means that the logarithms of two losses differ by a tenth. "Trained in" is the
-wall-clock time of a panel, with its trials. The paper does not say which λ Figure 5 uses, nor how many epochs
-Figure 2 has. We take λ = 0.1 and 40 epochs.
-"""
-
-
-def page(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, *, directory: str, bench: str, pictures: Path) -> str:
-    """The whole page; draws the pictures beside it.
+def blocks(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> dict[str, Callable[[], str]]:
+    """What fills each block of the page: the ledger, and every figure with its claims.
 
     Args:
         ledger: Every claim with its finding.
         evidence: Where these come from.
-        directory: Of the records, as the page should call it.
-        bench: The same for the benchmarks.
         pictures: Directory for the pictures, beside the page.
     """
-    parts = [INTRODUCTION.format(records=directory, bench=bench), _summary(ledger)]
-    for experiment in EXPERIMENTS.values():
-        own = [(claim, finding) for claim, finding in ledger if claim.about == experiment.id]
-        parts.append(_section(experiment, own, evidence, pictures))
-    return "\n".join(parts)
+
+    def figures() -> str:
+        parts = []
+        for experiment in EXPERIMENTS.values():
+            own = [(claim, finding) for claim, finding in ledger if claim.about == experiment.id]
+            parts.append(_section(experiment, own, evidence, pictures))
+        return "\n".join(parts)
+
+    return {"ledger": lambda: _summary(ledger), "figures": figures}
 
 
 def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
@@ -68,7 +46,7 @@ def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
         [f"[{claim.number}](#{_anchor(claim)})", EXPERIMENTS[claim.about].name, _verdict(finding), finding.scale or "–"]
         for claim, finding in ledger
     ]
-    return f"## Ledger\n\nOf {len(ledger)} claims: {words}.\n\n{_table(['Claim', 'About', 'Verdict', 'Scale'], rows)}"
+    return f"## Ledger\n\nOf {len(ledger)} claims: {words}.\n\n{table(['Claim', 'About', 'Verdict', 'Scale'], rows).markdown()}"
 
 
 def _plural(verdict: Verdict, count: int) -> str:
@@ -96,23 +74,20 @@ def _section(experiment: Experiment, own: Sequence[tuple[Claim, Finding]], evide
 
 
 def _has_figure(view: View) -> bool:
+    """Of an experiment without panels: whether it has been run."""
     return (view.directory / "trials.jsonl").exists()
 
 
 def _figure(view: View, pictures: Path) -> str:
-    text = ""
-    if view.outcomes or _has_figure(view):
-        name = f"{view.experiment.id}-{view.scale.name}.png"
-        with tempfile.TemporaryDirectory() as folder:
-            view.experiment.draw(replace(view, drawn=Path(folder)))
-            write_whole(pictures / name, (Path(folder) / "figure.png").read_bytes())
-        text += f"![{view.experiment.name}, scale {view.scale.name}]({pictures.name}/{name})\n\n"
+    name = f"{view.experiment.id}-{view.scale.name}.svg"
+    draw(view.experiment.figure(view), pictures / name)
+    text = f"![{view.experiment.name}, scale {view.scale.name}]({pictures.name}/{name})\n\n"
     if not view.outcomes:
         return text + _trials(view)
     text += f"{_escape(setting(view))}.\n\n"
     rows = [row for outcome in view.outcomes if (row := _call(view, outcome))]
     headings = ["Panel", "Data", "Runs", "Trained in", "On", "Command"]
-    return text + (_table(headings, rows) if rows else "")
+    return text + (table(headings, rows).markdown() if rows else "")
 
 
 def _trials(view: View) -> str:
@@ -122,9 +97,9 @@ def _trials(view: View) -> str:
         return "From the records of the [benchmarks](benchmarks.md), which name their commands.\n"
     about = view.experiment.summary(view) if view.experiment.summary else {}
     on = about["machine"].get("gpu") or about["machine"].get("cpu") or "?"
-    table = _table(headings, [[_escape(cell) for cell in row] for row in rows])
+    shown = table(headings, [[_escape(cell) for cell in row] for row in rows]).markdown()
     notes = "".join(f"{_bullet(note)}\n" for note in about["notes"])
-    return f"{table}\n{notes}\n{on}, scale “{view.scale.name}”: `{about['command']}`\n"
+    return f"{shown}\n{notes}\n{on}, scale “{view.scale.name}”: `{about['command']}`\n"
 
 
 def _call(view: View, outcome: Outcome) -> list[str]:
@@ -181,10 +156,3 @@ def _escape(text: str) -> str:
     for character in ("*", "_", "<", "|"):
         text = text.replace(character, f"\\{character}")
     return text
-
-
-def _table(headings: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    # Those of a terminal may go over two lines.
-    heads = [heading.replace("\n", " ") for heading in headings]
-    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "/") for cell in row] for row in body)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)

@@ -1,26 +1,14 @@
-"""The page of what ζ* would cost on large GPTs: tables from the model, checks from their record."""
+"""What ζ* would cost on large GPTs: tables from the model, and the checks of it from their record."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isaac_lab.scaling import (
-    H100,
-    LIMIT,
-    MACHINES,
-    Machine,
-    Overhead,
-    Setting,
-    Shape,
-    Workload,
-    best,
-    overhead,
-    plain_memory,
-    plain_seconds,
-)
+from isaac_lab.report.tables import Table, table
+from isaac_lab.scaling import LIMIT, Machine, Overhead, Setting, Shape, Workload, best, overhead, plain_memory, plain_seconds
 
-__all__ = ["AVERAGED", "DEFAULTS", "FEW", "RARE", "Cell", "Plan", "cell", "cells", "chosen_rows", "naive_rows", "page"]
+__all__ = ["AVERAGED", "DEFAULTS", "FEW", "RARE", "Cell", "Plan", "blocks", "cell", "cells", "chosen", "naive"]
 
 Record = dict[str, Any]
 
@@ -42,7 +30,6 @@ COMPARED = (
 )
 COSTS = ("Communication", "Bytes sent", "GB", "Memory")
 TOKENS = (4096, 8192, 16384, 32768, 65536)
-BLOCKS = (1024, 256)
 KINDS = {
     "flops": "Floating-point operations that ζ* adds",
     "traffic": "Bytes that its operators read and write",
@@ -126,18 +113,18 @@ def cell(shape: Shape, work: Workload, plan: Plan) -> Cell:
     return dataclasses.replace(found, setting=setting, reached=reached is not None, cost=cost)
 
 
-def naive_rows(found: Sequence[Cell], limit: float) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of the table of plain steps and of what the defaults add."""
+def naive(found: Sequence[Cell], limit: float) -> Table:
+    """Plain steps, and what the defaults add."""
     headings = ["Model", "GPUs", "Plain step", "Plain GB", "Defaults: compute", *COSTS]
     body = []
     for one in found:
         line = [one.shape.name, str(one.gpus), _seconds(one.seconds), f"{one.bytes / 1e9:.1f}"]
         body.append([*line, *(_costs(one.naive, limit) if one.fits else ["does not fit", *[""] * len(COSTS)])])
-    return headings, body
+    return table(headings, body, ("Model", headings[2]) if "setting" in headings[2] else ("Model",))
 
 
-def chosen_rows(found: Sequence[Cell], limit: float) -> tuple[list[str], list[list[str]]]:
-    """The same for the settings below the limit."""
+def chosen(found: Sequence[Cell], limit: float) -> Table:
+    """What the settings below the limit add."""
     headings = ["Model", "GPUs", f"Below {100 * limit:g} %: setting", "Compute", *COSTS]
     body = []
     for one in found:
@@ -147,7 +134,7 @@ def chosen_rows(found: Sequence[Cell], limit: float) -> tuple[list[str], list[li
         else:
             words = _chosen(one.setting)
             body.append([*line, words if one.reached else f"none; fastest: {words}", *_costs(one.cost, limit)])
-    return headings, body
+    return table(headings, body, ("Model", headings[2]) if "setting" in headings[2] else ("Model",))
 
 
 def _costs(cost: Overhead, limit: float) -> list[str]:
@@ -165,56 +152,35 @@ def _marked(share: float, limit: float) -> str:
     return _percent(share) if share < limit else f"**{_percent(share)}**"
 
 
-def page(plan: Plan, record: Record, *, picture: str, command: str) -> str:
-    """The whole page, Markdown.
+def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], str]]:
+    """What fills each block of the page.
 
     Args:
         plan: What it is about.
-        record: What `isaac-newton scaling --measure` wrote.
-        picture: The figure, as the page should call it.
-        command: The command that writes the page.
+        record: What `tests/scaling/scaling_checks.py` wrote.
+        command: The command that fills the page.
     """
     found = cells(plan)
-    parts = [
-        _introduction(plan, command),
-        "## In short\n",
-        _summary(plan, found),
-        f"![Time and memory that ζ* adds, by model size]({picture})\n",
-        "## Sizes and GPUs\n",
-        _CAPTION,
-        _table(*naive_rows(found, plan.limit)),
-        _CHOICE.format(percent=f"{100 * plan.limit:g} %"),
-        _table(*chosen_rows(found, plan.limit)),
-        "## Settings beside each other\n",
-        _comparison(plan),
-        "## More tokens per GPU\n",
-        _tokens(plan),
-        "## What a block size would bring\n",
-        _blocks(plan),
-        _ASSUMPTIONS,
-        _assumptions(plan),
-        _FORMULAS,
-        "## Predicted and measured\n",
-        _checks(record),
-        _NOT_MODELLED,
-    ]
-    return "\n".join(parts)
+    return {
+        "plan": lambda: _about(plan, command),
+        "summary": lambda: _summary(plan, found),
+        "defaults": lambda: naive(found, plan.limit).markdown(),
+        "chosen": lambda: chosen(found, plan.limit).markdown(),
+        "settings": lambda: _comparison(plan),
+        "tokens": lambda: _tokens(plan),
+        "assumptions": lambda: _assumptions(plan),
+        "checks": lambda: _checks(record),
+    }
 
 
-def _introduction(plan: Plan, command: str) -> str:
+def _about(plan: Plan, command: str) -> str:
     work = plan.work
     micro = "one micro-batch" if work.micro_batches == 1 else f"{work.micro_batches} micro-batches"
-    return f"""# Scaling on paper
-
-Generated by `{command}`; the tables come from the model in
-`isaac_lab/scaling`, the checks from the record in `results/scaling`.
-
-What ζ\\* would cost on GPTs that were not trained here, under FSDP2 on {plan.gpus[0]} to {plan.gpus[-1]} GPUs. **Nothing on
-this page was measured at these sizes.** The model counts what the library does, operator by operator. Its counts are held
-against counts and measurements on small GPTs below; its speeds are assumptions, with sources where there are any. The GPU is
-the {plan.machine.name}; it sees {work.tokens:,} tokens in sequences of {work.length:,}, in {micro} per step.
-All of this can be set: `isaac-newton scaling --help`.
-"""
+    return (
+        f"On {plan.gpus[0]} to {plan.gpus[-1]} GPUs, each an {plan.machine.name}, which sees {work.tokens:,} tokens in "
+        f"sequences of {work.length:,}, in {micro} per step. The\nlimit is {100 * plan.limit:g} %. Tables are filled by "
+        f"`{command}`; all of this can be set."
+    )
 
 
 def _summary(plan: Plan, found: Sequence[Cell]) -> str:
@@ -233,30 +199,7 @@ def _summary(plan: Plan, found: Sequence[Cell]) -> str:
     ]
     if missed:
         lines.append(f"- With this many tokens no setting does, on some or all numbers of GPUs, at {', '.join(missed)}.")
-    return "\n".join([*lines, _REASONS])
-
-
-_REASONS = """\
-- What keeps time low is `when="step"` with `decay=0` and a large `refresh`: rows are gathered, summed over the ranks and
-  inverted only in every `refresh`-th step, and each GPU multiplies only its own shard of the gradient. With `decay` above 0
-  rows are gathered and summed in every step, whatever `refresh` says.
-- What this costs is memory: every GPU holds every covariance, FSDP2 does not shard them. Where nothing is kept
-  (`when="backward"` with `max_rows`), the gradient that is multiplied is the whole one, on every GPU, and that takes time.
-"""
-
-_CAPTION = """\
-Shares of the plain step's time, bytes sent and peak memory. Compute: arithmetic and memory traffic, none of it hidden.
-Communication: seconds of collectives, none of them hidden. GB: what is added at the peak of one GPU. Bold: above the limit.
-First the defaults of `attach`:
-"""
-
-_CHOICE = """\
-Then the first setting below {percent} in time, bytes sent and memory or, where there is none, in time and bytes sent, if it
-fits. First come more weights conditioned, then a smaller `refresh`, an average before none, more rows. "down" is the second
-matrix of the feed-forward part, whose inputs are the widest. All of these are with
-`torch.set_float32_matmul_precision("high")` (TF32), which loses nothing of bf16 rows, but rounds gradient and inverse to ten
-bits where they are multiplied.
-"""
+    return "\n".join(lines)
 
 
 def _both(settings: Sequence[Setting], plan: Plan) -> str:
@@ -268,8 +211,8 @@ def _both(settings: Sequence[Setting], plan: Plan) -> str:
         time.append([setting.words, *(_percent(cost.time) for cost in costs)])
         memory.append([setting.words, *(_gigabytes(cost) + ("" if cost.fits else " ✗") for cost in costs)])
     return (
-        f"On {plan.middle} GPUs, time that is added:\n\n{_table(headings, time)}\n"
-        f"GB that are added at the peak of one GPU; ✗: does not fit.\n\n{_table(headings, memory)}"
+        f"On {plan.middle} GPUs, time that is added:\n\n{table(headings, time, ('Setting',)).markdown()}\n"
+        f"GB that are added at the peak of one GPU; ✗: does not fit.\n\n{table(headings, memory, ('Setting',)).markdown()}"
     )
 
 
@@ -286,22 +229,14 @@ def _comparison(plan: Plan) -> str:
 
 
 def _tokens(plan: Plan) -> str:
-    text = (
-        "The plain step grows with the tokens of a micro-batch, the application of a conditioner does not. The setting below "
-        f"{100 * plan.limit:g} %,\nby tokens per GPU and micro-batch, on {plan.middle} GPUs, with what it adds (all with TF32):"
-        "\n\n"
-    )
-    others = [machine for machine in MACHINES.values() if machine != plan.machine] if plan.machine == H100 else []
-    for machine in (plan.machine, *others):
-        body = [[shape.name, *(_at_tokens(shape, tokens, plan, machine) for tokens in TOKENS)] for shape in plan.shapes]
-        text += f"{machine.name}:\n\n{_table(['Model', *(f'{tokens:,} tokens' for tokens in TOKENS)], body)}\n"
-    return text.removesuffix("\n")
+    body = [[shape.name, *(_at_tokens(shape, tokens, plan) for tokens in TOKENS)] for shape in plan.shapes]
+    return f"On {plan.middle} GPUs:\n\n" + table(["Model", *(f"{tokens:,} tokens" for tokens in TOKENS)], body).markdown()
 
 
-def _at_tokens(shape: Shape, tokens: int, plan: Plan, machine: Machine) -> str:
+def _at_tokens(shape: Shape, tokens: int, plan: Plan) -> str:
     if tokens % plan.work.length:
         return "–"
-    found = cell(shape, dataclasses.replace(plan.at(plan.middle), tokens=tokens), dataclasses.replace(plan, machine=machine))
+    found = cell(shape, dataclasses.replace(plan.at(plan.middle), tokens=tokens), plan)
     if not found.fits:
         return "the plain step does not fit"
     if found.setting is None or found.cost is None:
@@ -309,23 +244,6 @@ def _at_tokens(shape: Shape, tokens: int, plan: Plan, machine: Machine) -> str:
     cost = f"{_chosen(found.setting)}: {_percent(found.cost.time)}, {_gigabytes(found.cost)} GB"
     return cost if found.reached else f"none; fastest: {cost}"
 
-
-def _blocks(plan: Plan) -> str:
-    tried = [RARE, *(dataclasses.replace(RARE, block=block) for block in BLOCKS)]
-    tried += [dataclasses.replace(one, one_per_input=True) for one in tried]
-    tried += [dataclasses.replace(tried[-1], decay=0.9, refresh=20)]
-    return (
-        "The library has no block size, and it keeps one covariance per layer, also where q, k, v or gate and up receive the "
-        "same tensor.\nThe first line is what it does. In the others covariances are cut into blocks of so many features on "
-        "the diagonal, or shared by\nthe layers that receive one tensor. Both would be new options, and what they do to "
-        f"training is not known here.\n{_both(tried, plan)}"
-    )
-
-
-_ASSUMPTIONS = """## Assumptions
-
-Each can be set: `--set step=0.45`. Peak rates are for dense matrices; a data sheet's figure for sparse ones is halved.
-"""
 
 _SOURCES = {
     "half": ("bf16 products, TFLOP/s", 1e12, "data sheet of the H100 and H200 (NVIDIA)"),
@@ -356,67 +274,7 @@ def _assumptions(plan: Plan) -> str:
     body = []
     for name, (meaning, unit, source) in _SOURCES.items():
         body.append([f"`{name}`", meaning, f"{getattr(plan.machine, name) / unit:g}", source])
-    return _table(["Option", "Meaning", "Value", "Source"], body)
-
-
-_FORMULAS = r"""## Formulas
-
-A layer has n inputs and m outputs, a GPU T tokens per micro-batch; k rows of them feed a conditioner; there are G GPUs. An
-operator takes the longer of its arithmetic and its memory traffic. FLOPs are twice the multiply-adds.
-
-The plain step: 6 · T · n · m per linear layer and 6 · T · length · width per block for causal attention. It takes as long as
-its arithmetic or its communication, whichever is longer. FSDP2 gathers blocks twice and the root once in bf16, and scatters
-float32 gradients. Memory: 16 bytes per parameter over G; two gathered blocks, one block's gradient, embedding and head in
-bf16; a checkpoint per block, 34 · T · width for the block at work, and logits. Recomputation is not in the plain step's time,
-which makes the shares larger than they would be. Its memory is an estimate that nothing here checks.
-
-Every row, `when="backward"` (the defaults):
-
-| Term | Per layer and micro-batch |
-|---|---|
-| rows | T(n+m) numbers to float32 |
-| Gram matrix | 2 min(T,n)² max(T,n), in float64 beyond 128 rows; once for q, k and v |
-| inverse | 7/3 min(T,n)³ in float64 |
-| application | 2 m n² for T ≥ n, else 2 T² min(n,m), in float32 |
-| weight gradient | as in the plain step, but in float32 |
-| communication | none |
-| memory | for a moment 4 T(n+m), and the larger of 8 T n + 40 min(T,n)² and 4 min(T,n)² + 8 m n, less 2 m n |
-
-Few rows (`sharing="reduce"` or `max_rows`), `when="backward"`:
-
-| Term | Per layer and micro-batch |
-|---|---|
-| rows | T n numbers to float32, then averaged or drawn |
-| Gram matrix, inverse | 2 k² n + 7/3 k³; in float32 up to 128 rows |
-| application | 4 k m n + 2 k² m in float32, and 32 bytes of traffic per weight |
-| communication | none; with `process_group` 4 k n G bytes are received |
-| memory | for a moment the larger of 4 T n and 12 m n |
-
-`when="step"`; rows are gathered, summed over ranks and averaged in every step if `decay` > 0, else in every `refresh`-th:
-
-| Term | Per layer |
-|---|---|
-| rows | T n numbers to float32 per micro-batch |
-| Gram matrix | 2 k n² in float32 per micro-batch |
-| inverse | every `refresh` steps 7/3 n³ in float64, on every GPU; 11 n³ where `power` is not 1 |
-| application | 2 m n² / G in float32, in every step |
-| communication | all-reduce of 4 n² bytes |
-| memory | 4 n² until the step; kept 4 n² if `refresh` > 1 and 4 n² if `decay` > 0; for a moment 48 n² of one layer |
-
-No activation is kept beyond those that torch keeps.
-"""
-
-_NOT_MODELLED = """## Not modelled
-
-- The host: Python, launches, and waiting for it. In eager steps of small models that is most of the cost.
-- Overlap. Nothing that ζ\\* adds is hidden behind anything, although inverses could be.
-- What an operator costs however small its operands are, which the small steps on a CPU show.
-- Tensor, pipeline and context parallelism, and replicas of shards (HSDP).
-- Compiled models, in which q, k and v do not share an inverse with `when="backward"`.
-- Norms, biases and positions; of the embedding only what its gradient costs.
-- Fragmentation of the allocator, workspaces of libraries, stragglers, and congestion.
-- What these settings do to the loss. An old covariance of a few rows is not what the paper writes down.
-"""
+    return table(["Option", "Meaning", "Value", "Source"], body, ("Option", "Meaning", "Source")).markdown()
 
 
 def _checks(record: Record) -> str:
@@ -430,7 +288,10 @@ def _checks(record: Record) -> str:
             [check["what"], check["how"], _amount(check["predicted"], check["unit"]), _measured(check), _error(check)]
             for check in chosen
         ]
-        parts.append(f"### {title}\n\n{_NOTES[kind]}\n\n" + _table(["What", "How", "Predicted", "Measured", "Error"], body))
+        parts.append(
+            f"### {title}\n\n{_NOTES[kind]}\n\n"
+            + table(["What", "How", "Predicted", "Measured", "Error"], body, ("What", "How")).markdown()
+        )
     hardware = ", ".join(str(part) for part in (machine["cpu"], f"{machine['cores']} cores") if part)
     software = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
     source = (
@@ -492,10 +353,3 @@ def _gigabytes(cost: Overhead) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value >= 1 else f"{1e3 * value:.0f} ms"
-
-
-def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    words = ("Model", "Setting", "What", "How", "Option", "Meaning", "Source")
-    alignment = ["---" if heading in words or heading.endswith(("setting", "tokens")) else "--:" for heading in headings]
-    lines = [headings, alignment, *body]
-    return "".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |\n" for line in lines)

@@ -1,6 +1,6 @@
 r"""What ζ* would cost on a GPT that does not fit here: compute, memory and communication under FSDP2, on paper.
 
-The formulas follow what the library does, operator by operator; `isaac-newton scaling --measure` holds each of them against a
+The formulas follow what the library does, operator by operator; `tests/scaling` holds each of them against a
 count or a measurement. A layer has $n$ inputs and $m$ outputs; a GPU sees $T$ tokens in a micro-batch, $k$ rows of which feed
 a conditioner; there are $G$ GPUs. A number of floating-point operations is twice the number of multiply-adds.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from isaac_lab.scaling.compute import Op, operations
 from isaac_lab.scaling.plain import plain_bytes_moved, plain_flops, plain_memory, plain_seconds
-from isaac_lab.scaling.sizes import H100, H200, MACHINES, SHAPES, Layer, Machine, Setting, Shape, Workload, conditioned
+from isaac_lab.scaling.sizes import H100, SHAPES, Layer, Machine, Setting, Shape, Workload, conditioned
 from isaac_lab.scaling.storage import (
     gathered_bytes,
     lasting_bytes,
@@ -24,9 +24,7 @@ from isaac_lab.scaling.storage import (
 
 __all__ = [
     "H100",
-    "H200",
     "LIMIT",
-    "MACHINES",
     "SHAPES",
     "Layer",
     "Machine",

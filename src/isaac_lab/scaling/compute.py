@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isaac_lab.scaling.sizes import Layer, Machine, Precision, Setting, Shape, Workload, conditioned, rows_of, split
+from isaac_lab.scaling.sizes import Layer, Machine, Precision, Setting, Shape, Workload, conditioned, rows_of
 
 __all__ = ["Op", "operations"]
 
@@ -51,11 +51,11 @@ def operations(shape: Shape, work: Workload, setting: Setting, machine: Machine)
         leads = layer.source not in seen
         seen.add(layer.source)
         if setting.takes_every_row:
-            found = _every_row(layer, work, setting, machine, leads)
+            found = _every_row(layer, work, machine, leads)
         elif setting.when == "backward":
             found = _few_rows(layer, work, setting, machine, leads)
         else:
-            found = _step(layer, work, setting, machine, leads or not setting.one_per_input)
+            found = _step(layer, work, setting, machine)
         for op in found:
             yield op.times(layer.copies)
     yield _embedding(shape, work, setting, machine)
@@ -78,16 +78,14 @@ def _inverse(rows: float, width: float, copies: float, machine: Machine) -> Iter
     yield Op("factorization, inverse", copies * flops, "factor", copies * 4 * size * small**2, columns=copies * small)
 
 
-def _every_row(layer: Layer, work: Workload, setting: Setting, machine: Machine, leads: bool) -> Iterator[Op]:
+def _every_row(layer: Layer, work: Workload, machine: Machine, leads: bool) -> Iterator[Op]:
     """`autograd._Linear`: the weight gradient is formed through the inverse, in float32."""
-    t, (side, blocks), m, passes = work.tokens, split(layer.inputs, setting), layer.outputs, work.micro_batches
-    n = layer.inputs
+    t, n, m, passes = work.tokens, layer.inputs, layer.outputs, work.micro_batches
     yield Op("rows", traffic=passes * (_cast(t * n, machine) + _cast(t * m, machine)))
     if leads:
-        yield from _inverse(t, side, passes * blocks, machine)
-    # With every row in it, a block of features smaller than the rows is conditioned on its own side.
-    flops = 2 * m * side**2 * blocks if t >= side else 2 * t**2 * min(side, m) * blocks
-    traffic = 8 * m * n + 4 * side**2 * blocks if t >= side else 8 * t * min(n, m) + 4 * t**2
+        yield from _inverse(t, n, passes, machine)
+    flops = 2 * m * n**2 if t >= n else 2 * t**2 * min(n, m)
+    traffic = 8 * m * n + 4 * n**2 if t >= n else 8 * t * min(n, m) + 4 * t**2
     yield Op("application", passes * flops, "single", passes * (traffic + _cast(m * n, machine)))
     if machine.activation != 4:
         yield Op("weight gradient in float32", passes * 2 * t * m * n, "single", replaces=True)
@@ -101,13 +99,12 @@ def _few_rows(layer: Layer, work: Workload, setting: Setting, machine: Machine, 
         yield Op("rows", traffic=passes * _gather_traffic(n, k, work, setting, machine))
     if setting.all_ranks:
         k = k * work.gpus
-    side, blocks = split(n, setting)
     if leads:
-        yield from _inverse(k, side, passes * blocks, machine)
+        yield from _inverse(k, n, passes, machine)
     casts = 2 * _cast(m * n, machine)
-    flops, traffic = 2 * m * side**2 * blocks, 8 * m * n + 4 * side**2 * blocks
-    if k < side:
-        flops, traffic = 4 * k * m * n + 2 * k**2 * m * blocks, 20.0 * m * n + 16 * m * k + 8 * k * n
+    flops, traffic = 2 * m * n**2, 8 * m * n + 4 * n**2
+    if k < n:
+        flops, traffic = 4 * k * m * n + 2 * k**2 * m, 20 * m * n + 16 * m * k + 8 * k * n
     yield Op("application", passes * flops, "single", passes * (traffic + casts))
 
 
@@ -119,29 +116,26 @@ def _gather_traffic(n: int, k: int, work: Workload, setting: Setting, machine: M
     return _cast(everything, machine) + (8 * k * n if setting.max_rows is not None else 0)
 
 
-def _step(layer: Layer, work: Workload, setting: Setting, machine: Machine, leads: bool) -> Iterator[Op]:
+def _step(layer: Layer, work: Workload, setting: Setting, machine: Machine) -> Iterator[Op]:
     """`when="step"`: rows are gathered in the backward pass, the gradient's own rows multiplied before the optimizer."""
     n, m, wide = layer.inputs, layer.outputs / work.gpus, machine.covariance
-    (side, blocks), k, passes = split(n, setting), rows_of(work, setting), work.micro_batches
+    k, passes, numbers = rows_of(work, setting), work.micro_batches, layer.inputs**2
     gathers, renews = 1 / setting.gathers_every, 1 / setting.refresh
-    numbers = side**2 * blocks
-    if leads:
-        widened = (4 + wide) * k * n if wide != 4 else 0
-        yield Op("rows", traffic=gathers * passes * (_gather_traffic(n, k, work, setting, machine) + widened))
-        summed = wide * (numbers * (2 * passes - 1) + passes * 2 * k * n)
-        precision: Precision = "single" if wide == 4 else "double"
-        yield Op("Gram matrix", gathers * passes * 2 * k * side * n, precision, gathers * summed)
-        # Mean, whether it is finite, a new average where there is none, average, choice, and a division: one after the other.
-        average = 15 * wide + 6 + (0 if setting.decay else wide)
-        yield Op("running average", traffic=gathers * average * numbers)
-        if setting.power == 1:
-            flops = side**3 / 3 + machine.inverse * side**3
-            traffic = _renewal(wide) * numbers
-            yield Op("factorization, inverse", renews * flops * blocks, "factor", renews * traffic, columns=renews * n)
-        else:
-            yield Op("factorization, inverse", renews * 9 * side**3 * blocks, "eigen", renews * 100 * numbers)
-            yield Op("factorization, inverse", renews * 2 * side**3 * blocks, "double")
-    yield Op("application", 2 * m * side * n, "single", 16 * m * n + 4 * numbers)
+    widened = (4 + wide) * k * n if wide != 4 else 0
+    yield Op("rows", traffic=gathers * passes * (_gather_traffic(n, k, work, setting, machine) + widened))
+    summed = wide * (numbers * (2 * passes - 1) + passes * 2 * k * n)
+    precision: Precision = "single" if wide == 4 else "double"
+    yield Op("Gram matrix", gathers * passes * 2 * k * numbers, precision, gathers * summed)
+    # Mean, whether it is finite, a new average where there is none, average, choice, and a division: one after the other.
+    average = 15 * wide + 6 + (0 if setting.decay else wide)
+    yield Op("running average", traffic=gathers * average * numbers)
+    if setting.power == 1:
+        flops, traffic = n**3 / 3 + machine.inverse * n**3, _renewal(wide) * numbers
+        yield Op("factorization, inverse", renews * flops, "factor", renews * traffic, columns=renews * n)
+    else:
+        yield Op("factorization, inverse", renews * 9 * n**3, "eigen", renews * 100 * numbers)
+        yield Op("factorization, inverse", renews * 2 * n**3, "double")
+    yield Op("application", 2 * m * numbers, "single", 16 * m * n + 4 * numbers)
 
 
 def _renewal(wide: int) -> float:

@@ -7,8 +7,6 @@ from typing import Literal, TypeAlias
 
 __all__ = [
     "H100",
-    "H200",
-    "MACHINES",
     "SHAPES",
     "Layer",
     "Machine",
@@ -18,7 +16,6 @@ __all__ = [
     "Workload",
     "conditioned",
     "rows_of",
-    "split",
 ]
 
 Precision: TypeAlias = Literal["half", "single", "double", "factor", "eigen"]
@@ -145,7 +142,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setting:
-    """How ζ* is attached: the options of `isaac_newton.attach`, one of torch's, and two that do not exist.
+    """How ζ* is attached: the options of `isaac_newton.attach`, and one of torch's.
 
     Args:
         when: As in `attach`.
@@ -157,8 +154,6 @@ class Setting:
         exclude: Names of layers that stay plain.
         all_ranks: `process_group`, with "backward": rows of all GPUs feed each conditioner.
         tf32: `torch.set_float32_matmul_precision("high")`.
-        block: Not in the library: covariances of blocks of so many features only.
-        one_per_input: Not in the library: with "step", layers that receive the same tensor share one covariance.
     """
 
     when: Literal["backward", "step"] = "backward"
@@ -170,8 +165,6 @@ class Setting:
     exclude: tuple[str, ...] = ()
     all_ranks: bool = False
     tf32: bool = False
-    block: int | None = None
-    one_per_input: bool = False
 
     def __post_init__(self) -> None:
         if self.when not in ("backward", "step"):
@@ -179,9 +172,8 @@ class Setting:
         if self.sharing not in ("expand", "reduce"):
             raise ValueError(f"sharing must be 'expand' or 'reduce', got {self.sharing!r}")
         _at_least("refresh", self.refresh, 1)
-        for name in ("max_rows", "block"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
+        if self.max_rows is not None:
+            _at_least("max_rows", self.max_rows, 1)
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must be at least 0 and below 1, got {self.decay}")
         if not 0 < self.power <= 1:
@@ -213,8 +205,6 @@ class Setting:
         parts += [f"exclude {' and '.join(self.exclude)}"] if self.exclude else []
         parts += ["process_group"] if self.all_ranks else []
         parts += ["TF32"] if self.tf32 else []
-        parts += [f"blocks of {self.block}"] if self.block is not None else []
-        parts += ["one covariance per input"] if self.one_per_input else []
         return ", ".join(parts) or "the defaults"
 
 
@@ -303,10 +293,17 @@ class Machine:
         return self.link * min(self.nvlink, across)
 
 
-_HOPPER = {"half": 989e12, "single": 67e12, "tensor_single": 495e12, "double": 67e12, "nvlink": 450e9, "network": 50e9}
-H100 = Machine("H100 SXM, 80 GB", memory=80e9, bandwidth=3.35e12, **_HOPPER)  # type: ignore[arg-type]
-H200 = Machine("H200 SXM, 141 GB", memory=141e9, bandwidth=4.8e12, **_HOPPER)  # type: ignore[arg-type]
-MACHINES = {"h100": H100, "h200": H200}
+H100 = Machine(
+    "H100 SXM, 80 GB",
+    memory=80e9,
+    half=989e12,
+    single=67e12,
+    tensor_single=495e12,
+    double=67e12,
+    bandwidth=3.35e12,
+    nvlink=450e9,
+    network=50e9,
+)
 
 
 def conditioned(shape: Shape, setting: Setting) -> list[Layer]:
@@ -316,12 +313,6 @@ def conditioned(shape: Shape, setting: Setting) -> list[Layer]:
     if unknown:
         raise ValueError(f"exclude: no layer {', '.join(unknown)} in {shape.name}; known: {', '.join(sorted(known))}")
     return [layer for layer in shape.layers if layer.name not in setting.exclude]
-
-
-def split(features: int, setting: Setting) -> tuple[int, float]:
-    """The size of the covariances of a layer, and how many it has."""
-    side = features if setting.block is None else min(setting.block, features)
-    return side, features / side
 
 
 def rows_of(work: Workload, setting: Setting) -> int:

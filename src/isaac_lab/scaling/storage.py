@@ -1,21 +1,14 @@
 """What ζ* keeps, what it sends, and what it needs for a moment, in bytes."""
 
 from isaac_lab.scaling.plain import plain_memory
-from isaac_lab.scaling.sizes import Layer, Machine, Setting, Shape, Workload, conditioned, rows_of, split
+from isaac_lab.scaling.sizes import Layer, Machine, Setting, Shape, Workload, conditioned, rows_of
 
 __all__ = ["gathered_bytes", "lasting_bytes", "peak_extra", "summed_bytes", "temporary_at_step", "temporary_in_backward"]
 
 
 def _covariances(shape: Shape, setting: Setting) -> float:
     """Numbers in all covariances; every GPU has all of them."""
-    total, seen = 0.0, set()
-    for layer in conditioned(shape, setting):
-        if layer.source in seen and setting.one_per_input:
-            continue
-        seen.add(layer.source)
-        side, blocks = split(layer.inputs, setting)
-        total += layer.copies * side**2 * blocks
-    return total
+    return sum(layer.copies * layer.inputs**2 for layer in conditioned(shape, setting))
 
 
 def lasting_bytes(shape: Shape, setting: Setting, machine: Machine) -> float:
@@ -44,8 +37,7 @@ def summed_bytes(shape: Shape, work: Workload, setting: Setting, machine: Machin
         received = sum(layer.copies * (4 * rows * layer.inputs + 8 * work.gpus) for layer in leaders)
         counts = sum(2 * layer.copies for layer in leaders) + 1
         return work.micro_batches * 8 * shape.vocabulary, work.micro_batches * received, work.micro_batches * counts
-    sources = {layer.source: layer for layer in layers}.values() if setting.one_per_input else layers
-    matrices = sum(layer.copies for layer in sources)
+    matrices = sum(layer.copies for layer in layers)
     given = gathered_bytes(shape, setting, machine) + 8 * matrices + 8 * (shape.vocabulary + 1)
     # One number every step says whether anybody has news.
     return given / setting.gathers_every + 8, 0.0, 2 * (matrices + 1) / setting.gathers_every + 1
@@ -58,11 +50,10 @@ def temporary_in_backward(layer: Layer, work: Workload, setting: Setting, machin
         cast, rows = 4 * t * n if half else 0, 4 * rows_of(work, setting) * n
         # The gradient in float32, what is left of it, and that rounded; a gradient that is in float32 is torch's own.
         return rows + (cast if setting.when == "step" else max(cast, (10 if half else 4) * m * n))
-    side, _ = split(n, setting)
-    small, large = min(t, side), max(t, side)
+    small, large = min(t, n), max(t, n)
     exact = machine.exact_inverses and small > machine.fused
     inverse = 8 * small * large + 40 * small**2 if exact else 12 * small**2
-    product = 4 * small**2 + (8 * m * n if t >= side else 4 * t * min(n, m) + 4 * m * n)
+    product = 4 * small**2 + (8 * m * n if t >= n else 4 * t * min(n, m) + 4 * m * n)
     # The gradient that torch would have formed by itself is none of it.
     return (4 * t * (n + m) if half else 0) + max(inverse, product) - machine.activation * m * n
 
@@ -73,10 +64,9 @@ def temporary_at_step(shape: Shape, setting: Setting, machine: Machine) -> float
         return 0.0
     most, freed = 0.0, 0.0
     for layer in conditioned(shape, setting):
-        side, blocks = split(layer.inputs, setting)
         # Six float64 matrices at once; what the layers before it had gathered is gone by then.
-        most = max(most, 48 * side**2 - freed)
-        freed += machine.covariance * side**2 * blocks
+        most = max(most, 48 * layer.inputs**2 - freed)
+        freed += machine.covariance * layer.inputs**2
     return most
 
 

@@ -122,6 +122,14 @@
     apply();
   }
 
+  // A table that is wider than the page says so, until its last column is seen.
+  const more = (box) => box.toggleAttribute("data-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
+  const sized = new ResizeObserver((entries) => entries.forEach((entry) => more(entry.target)));
+  for (const box of document.querySelectorAll(".scroll")) {
+    sized.observe(box);
+    box.addEventListener("scroll", () => more(box), { passive: true });
+  }
+
   // On paper nothing can be opened: the tests and figures of the ledger are printed, the tables behind charts are not.
   const folded = () => document.querySelectorAll(".ledger details:not([open])");
   let opened = [];

@@ -1,0 +1,181 @@
+"""What a figure is: charts of Vega-Lite, controls that say what they show, and methods with one look everywhere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+__all__ = ["HUES", "LOOKS", "Chart", "Choice", "Control", "Figure", "Look", "Method", "Spec", "View", "identifier", "look"]
+
+Spec: TypeAlias = Mapping[str, Any]
+#: By the label of a control, the label of the choice that is made.
+View: TypeAlias = Mapping[str, str]
+
+#: The palette of Okabe and Ito, which colour-blind readers can tell apart; on white, and on the page `var(--hue-…)`.
+HUES = {
+    "black": "#000000",
+    "orange": "#e69f00",
+    "sky": "#56b4e9",
+    "green": "#009e73",
+    "yellow": "#c9b900",
+    "blue": "#0072b2",
+    "red": "#d55e00",
+    "pink": "#cc79a7",
+    "grey": "#888888",
+}
+DASHED, DOTTED, MIXED = (6, 4), (2, 3), (8, 3, 2, 3)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the lines of a method look: a key of `HUES`, dashes as Vega-Lite writes them (none: solid), a width."""
+
+    hue: str
+    dash: tuple[int, ...] = ()
+    width: float = 2
+
+
+#: One look for each method, in every figure. What conditions is solid, what it is compared with is broken.
+LOOKS: Mapping[str, Look] = {
+    "gradient": Look("black", DASHED),
+    "zeta": Look("blue"),
+    "zeta_star": Look("red"),
+    "kfac": Look("yellow", DOTTED),
+    "formula": Look("orange", DOTTED),
+    "sgd": Look("black", DASHED),
+    "sgd+isaac": Look("black"),
+    "momentum": Look("sky", DASHED),
+    "momentum+isaac": Look("sky"),
+    "adam": Look("blue", DASHED),
+    "adam+isaac": Look("blue"),
+    "adamw": Look("blue", DASHED),
+    "adamw+isaac": Look("blue"),
+    "adamw+isaac running": Look("green"),
+    "muon": Look("red", DASHED),
+    "muon+isaac": Look("red"),
+    "muon+isaac running": Look("orange"),
+    "soap": Look("pink", MIXED),
+    "shampoo": Look("grey", MIXED),
+    "singd": Look("grey", DOTTED),
+}
+
+
+def look(name: str, number: int = 0) -> Look:
+    """The look of a method; one that nobody has heard of gets a hue by its number, in dots and dashes."""
+    return LOOKS.get(name) or Look(tuple(HUES)[number % len(HUES)], MIXED)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method in a figure: its name there, which is also its value in the data, and its look.
+
+    Args:
+        label: For people.
+        look: Of its lines and dots.
+        ours: Whether it is this library's.
+    """
+
+    label: str
+    look: Look
+    ours: bool = False
+
+    @property
+    def hue(self) -> str:
+        """A key of `HUES`."""
+        return self.look.hue
+
+    @property
+    def dash(self) -> tuple[int, ...]:
+        """Of its lines."""
+        return self.look.dash
+
+    @property
+    def width(self) -> float:
+        """Of its lines."""
+        return self.look.width
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to see a figure: what stands in a specification for each "$name"."""
+
+    label: str
+    values: Spec
+
+
+@dataclass(frozen=True)
+class Control:
+    """Choices of which one is made; the first one to begin with."""
+
+    label: str
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A pair of axes.
+
+    Args:
+        id: Of its element on the page.
+        title: Above it.
+        alt: What it shows, for those who do not see it.
+        spec: Of Vega-Lite. "$name" stands for what a control says; colours are variables of the page's style.
+        values: The data.
+        picture: Width and height in a file, in pixels.
+    """
+
+    id: str
+    title: str
+    alt: str
+    spec: Spec
+    values: tuple[Spec, ...]
+    picture: tuple[int, int] = (440, 330)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts with the same controls and methods.
+
+    Args:
+        id: Of its element on the page.
+        charts: Side by side.
+        title: Of the picture; the page has headings of its own.
+        subtitle: Below that: data, scale, seeds.
+        controls: What a reader can choose.
+        methods: Which can be shown or not; the legend of the picture.
+        views: What the picture shows of the controls, row by row; the first choice of each that a view does not name.
+        caption: Below it: how to read it.
+    """
+
+    id: str
+    charts: tuple[Chart, ...]
+    title: str = ""
+    subtitle: str = ""
+    controls: tuple[Control, ...] = ()
+    methods: tuple[Method, ...] = ()
+    views: tuple[tuple[View, ...], ...] = (({},),)
+    caption: str = ""
+
+    @property
+    def alt(self) -> str:
+        """What all charts show."""
+        return " ".join(dict.fromkeys(chart.alt for chart in self.charts))
+
+    def chosen(self, view: View | None = None) -> dict[str, Any]:
+        """What stands for each "$name" in this view; all methods are shown.
+
+        Raises:
+            KeyError: The view names a control or a choice that there is not.
+        """
+        wanted = dict(view or {})
+        found: dict[str, Any] = {"rows": "true", "shown": [method.label for method in self.methods]}
+        for control in self.controls:
+            label = wanted.pop(control.label, control.choices[0].label)
+            found |= {choice.label: choice.values for choice in control.choices}[label]
+        if wanted:
+            raise KeyError(f"no control {', '.join(wanted)} in {self.id}")
+        return found
+
+
+def identifier(*words: str) -> str:
+    """A name for an element, of letters, digits and hyphens."""
+    return "-".join("".join(c if c.isalnum() and c.isascii() else "-" for c in word.lower()) for word in words)

@@ -1,0 +1,117 @@
+"""`isaac-newton bench`: measure the time and memory of a training step, and fill the page of the records."""
+
+import enum
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from isaac_lab.commands.training import check_writable
+
+__all__ = ["bench"]
+
+
+class What(enum.StrEnum):
+    """Benchmarks, all of them, or their page."""
+
+    TABLE2 = "table2"
+    SCALING = "scaling"
+    SHAPES = "shapes"
+    GRID = "grid"
+    ALL = "all"
+    PAGE = "page"
+
+
+class Device(enum.StrEnum):
+    """Where a benchmark runs."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def _positive(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise typer.BadParameter(f"must be > 0 and finite, got {value}")
+    return value
+
+
+def _at_least_one(value: int) -> int:
+    if value < 1:
+        raise typer.BadParameter(f"must be at least 1, got {value}")
+    return value
+
+
+def bench(
+    what: Annotated[
+        What,
+        typer.Argument(
+            help="table2: models and methods of the paper's Table 2. scaling: ζ* by batch size and by width. shapes: attention "
+            "and convolutions. grid: all networks of a panel of Figure 1 at once. page: fill docs/benchmarks.md with records."
+        ),
+    ],
+    device: Annotated[Device, typer.Option(help="CUDA is measured eager and, if possible, as one CUDA graph.")] = Device.CPU,
+    threads: Annotated[int, typer.Option(callback=_at_least_one, help="Threads of the CPU.")] = 1,
+    rounds: Annotated[int, typer.Option(callback=_at_least_one, help="How often the methods take turns.")] = 20,
+    models: Annotated[
+        str, typer.Option(help="Of table2, comma-separated: 100, 400, 1600, 6400, autoencoder; all unless given.")
+    ] = "",
+    methods: Annotated[
+        str, typer.Option(help="Of table2, beside the gradient: paper, zeta_star, zeta, kfac; all unless given.")
+    ] = "",
+    damping: Annotated[float, typer.Option(callback=_positive, help="λ of all methods.")] = 1.0,
+    memory: Annotated[bool, typer.Option(help="Of table2: measure peak memory too.")] = True,
+    budget: Annotated[
+        float, typer.Option(callback=_positive, help="Of scaling: seconds for one point; larger ones are left out.")
+    ] = 60.0,
+    records: Annotated[Path, typer.Option(help="Of page: directory with records.")] = Path("results/bench"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for the records, or the page; unless given out/bench, or docs/benchmarks.md."),
+    ] = None,
+) -> None:
+    """Measure the time and memory of a training step; the methods take turns in one process."""
+    if what is What.PAGE:
+        _page(records, out or Path("docs/benchmarks.md"))
+        return
+    settings = {"threads": threads, "rounds": rounds, "damping": damping, "memory": memory, "budget": budget}
+    kinds = [kind.value for kind in What if kind not in (What.ALL, What.PAGE)] if what is What.ALL else [what.value]
+    _measure(kinds, device, out or Path("out/bench"), models, methods, settings)
+
+
+def _page(records: Path, out: Path) -> None:
+    from isaac_lab.records import read
+    from isaac_lab.report import benchmarks, docs
+
+    found = read(records)
+    if not found:
+        message = f"no records (*.json) in {str(records)!r}; isaac-newton bench writes them"
+        raise typer.BadParameter(message, param_hint="'--records'")
+    check_writable(out.parent)
+    try:
+        docs.fill(out, benchmarks.blocks(found, out.parent / "figures"))
+    except docs.DocsError as error:
+        raise typer.BadParameter(str(error), param_hint="'--out'") from None
+    Console().print(f"Page: {out}, from {len(found)} record{'' if len(found) == 1 else 's'}.", markup=False, soft_wrap=True)
+
+
+def _measure(kinds: list[str], device: Device, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
+    console = Console()
+    with console.status("Loading torch …"):
+        from isaac_lab.bench import terminal
+        from isaac_lab.bench.modes import modes
+        from isaac_lab.bench.runs import Plan, choose
+    plan = Plan(device=device.value, **settings)
+    try:
+        option = "--device"
+        modes(plan.device, plan.threads)
+        option = "--models"
+        chosen = choose(models, plan.models, "model")
+        option = "--methods"
+        plan = replace(plan, models=chosen, methods=choose(methods, plan.methods, "method"))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
+    check_writable(out)
+    terminal.run(kinds, plan, out, console)

@@ -1,0 +1,115 @@
+"""The paper's Table 2 as dots: what a step of each method costs over the plain one, beside the paper's figure and the bar."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isaac_lab.bench.published import BARS, PAPER, paper_ratio
+from isaac_lab.bench.steps import BASELINE
+from isaac_lab.charts import dots
+from isaac_lab.charts.figure import Chart, Figure, Method, identifier, look
+
+__all__ = ["METHODS", "MODES", "both", "figure", "points", "title"]
+
+Record = dict[str, Any]
+
+#: Names; the plain gradient is 1 by definition.
+METHODS = {"paper": "ζ* as printed", "zeta_star": "ζ*", "zeta": "ζ", "kfac": "K-FAC"}
+MODES = {"cuda-captured": "GPU, the whole step as one CUDA graph", "cuda-eager": "GPU, eager", "cpu-1thread": "CPU, one thread"}
+MODELS = {"autoencoder": "auto-encoder"}
+CAPTION = (
+    "Over the plain gradient step, log scale. Filled: ours, with quartiles. Hollow diamond: the paper's table. Upright stroke: "
+    "the bar set beforehand."
+)
+
+
+def figure(records: Mapping[str, Record], quantity: str, *, heading: str = "") -> Figure:
+    """A chart for each record that has any; `quantity` is "time" or "memory"."""
+    methods = tuple(Method(label, look("formula" if name == "paper" else name)) for name, label in METHODS.items())
+    charts = tuple(_chart(name, record, quantity, methods) for name, record in records.items() if points(record, quantity))
+    return Figure(f"figure-{quantity}", charts, heading, CAPTION, methods=methods, caption=CAPTION)
+
+
+def both(records: Mapping[str, Record], *, heading: str) -> Figure:
+    """Times and, after them, memory."""
+    time, memory = (figure(records, quantity, heading=heading) for quantity in ("time", "memory"))
+    return Figure("figure-table2", (*time.charts, *memory.charts), heading, CAPTION, methods=time.methods)
+
+
+def title(record: Record) -> str:
+    """How and where a record was measured."""
+    machine = record["machine"]
+    how = MODES.get(record["mode"], f"CPU, {machine['threads']} threads")
+    return f"{how} ({machine.get('gpu') or machine['cpu']})"
+
+
+def _chart(name: str, record: Record, quantity: str, methods: tuple[Method, ...]) -> Chart:
+    found = points(record, quantity)
+    what = "time" if quantity == "time" else "peak memory"
+    star = [f"{point['model']} {point['words']}" for point in found if point["method"] == "ζ*" and point["value"]]
+    alt = (
+        f"{title(record)}: {what} of a step over the plain gradient step. ζ*: {'; '.join(star)}. "
+        "All numbers are in the tables below."
+    )
+    own = identifier("cost", quantity, name.removesuffix(".json"))
+    return dots.chart(own, f"{what.capitalize()}: {title(record)}", alt, found, methods, ratio=True)
+
+
+def points(record: Record, quantity: str) -> list[dict[str, Any]]:
+    """Of every model and method: ours, the paper's and the bar, over the plain gradient step; none without any of ours."""
+    found = []
+    for case in record["cases"]:
+        for name, label in METHODS.items():
+            middle, low, high = relative(case, name, quantity)
+            paper = published(record, case["name"], name, quantity)
+            limit = _limit(record, case["name"], name, quantity)
+            if middle is None and (paper is None or quantity == "memory"):
+                continue
+            own = (
+                "not measured" if middle is None else f"{middle:.3f} ×" + (f" ({low:.3f} to {high:.3f})" if low != high else "")
+            )
+            found.append(
+                {
+                    "model": MODELS.get(case["name"], f"5 × {case['name']}"),
+                    "method": label,
+                    "value": middle,
+                    "low": None if middle is None else low,
+                    "high": None if middle is None else high,
+                    "paper": paper,
+                    "limit": limit,
+                    "words": own,
+                    "paper_words": "–" if paper is None else f"{paper:.2f} ×",
+                    "limit_words": "–" if limit is None else f"at most {limit:g} ×",
+                }
+            )
+    return found if any(point["value"] is not None for point in found) else []
+
+
+def _limit(record: Record, model: str, method: str, quantity: str) -> float | None:
+    for bar in BARS:
+        if (bar.kind, bar.mode, bar.method) == ("table2", record["mode"], method) and model in bar.limits:
+            if (bar.quantity, quantity) == ("ratio", "time"):
+                return bar.limits[model]
+            if (bar.quantity, quantity) == ("memory", "memory"):
+                return 1 + bar.limits[model] / 100
+    return None
+
+
+def relative(case: Record, name: str, quantity: str) -> tuple[float | None, float, float]:
+    """A method's time or peak memory over the plain gradient's: median and quartiles, or three times the same number."""
+    method: Record = next((method for method in case["methods"] if method["name"] == name), {})
+    if quantity == "time":
+        ratio = method.get("ratio")
+        return (ratio["median"], ratio["low"], ratio["high"]) if ratio else (None, 0.0, 0.0)
+    plain: Record = next((method for method in case["methods"] if method["name"] == BASELINE), {})
+    if "peak_bytes" not in method or "peak_bytes" not in plain:
+        return None, 0.0, 0.0
+    ratio = method["peak_bytes"] / plain["peak_bytes"]
+    return ratio, ratio, ratio
+
+
+def published(record: Record, model: str, method: str, quantity: str) -> float | None:
+    """The same in the paper."""
+    if quantity == "time":
+        return paper_ratio(model, method, record["mode"].split("-")[0])
+    own = PAPER["zeta_star" if method == "paper" else method].get(model)
+    return own.megabytes / PAPER[BASELINE][model].megabytes if own and model in PAPER[BASELINE] else None

@@ -1,0 +1,59 @@
+"""Pages are written by people in Markdown; what comes from records stands in blocks that are filled.
+
+A block is everything between `<!-- name -->` and `<!-- /name -->`, each on a line of its own.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from isaac_lab.records import write_whole
+
+__all__ = ["DocsError", "blocks", "fill", "filled"]
+
+
+class DocsError(Exception):
+    """A page that cannot be filled in; the message says why."""
+
+
+def blocks(text: str, page: str = "the page") -> dict[str, str]:
+    """What is in each block, by name, in their order.
+
+    Raises:
+        DocsError: A block does not end, or begins twice.
+    """
+    found: dict[str, str] = {}
+    for begin in re.finditer(r"^<!-- ([\w-]+) -->\n", text, re.MULTILINE):
+        name = begin[1]
+        end = re.compile(rf"^<!-- /{name} -->", re.MULTILINE).search(text, begin.end())
+        if end is None:
+            raise DocsError(f"{page}: the block {name} does not end with <!-- /{name} -->")
+        if name in found:
+            raise DocsError(f"{page}: the block {name} begins twice")
+        found[name] = text[begin.end() : end.start()]
+    return found
+
+
+def filled(text: str, made: Mapping[str, Callable[[], str]], page: str = "the page") -> str:
+    """The text with its blocks filled by those that are made here; blocks of others stay.
+
+    Raises:
+        DocsError: It has none of them.
+    """
+    here = [name for name in blocks(text, page) if name in made]
+    if not here:
+        wanted = next(iter(made))
+        raise DocsError(f"{page} has no <!-- {wanted} --> … <!-- /{wanted} --> to be filled in")
+    for name in here:
+        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        text = f"{before}{begin}{made[name]().rstrip()}\n{end}{after}"
+    return text
+
+
+def fill(page: Path, made: Mapping[str, Callable[[], str]]) -> None:
+    """Fill the blocks of a page where it stands, whole or not at all; one that is not there is made of blocks alone."""
+    text = "\n".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in made)
+    if page.exists():
+        text = page.read_text(encoding="utf-8")
+    write_whole(page, filled(text, made, str(page)))

@@ -1,0 +1,120 @@
+"""One table for terminal, Markdown and HTML: rows of words under headings."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import rich.table
+
+__all__ = ["Row", "Table", "table"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of a table.
+
+    Args:
+        cells: The first one is the row's heading.
+        ours: Whether it is about this library.
+        note: Stands in place of all cells but the first: why there are none.
+        marks: By the number of a cell, "good" or "bad".
+    """
+
+    cells: tuple[str, ...]
+    ours: bool = False
+    note: str = ""
+    marks: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings.
+
+    Args:
+        caption: What they are.
+        columns: The headings.
+        rows: In their order.
+        words: Numbers of the columns that hold words; all others hold numbers.
+        note: Below it, small: how to read it.
+        folded: Whether it has to be opened.
+    """
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    words: frozenset[int] = frozenset({0})
+    note: str = ""
+    folded: bool = False
+
+    def markdown(self) -> str:
+        """As Markdown, without caption and note."""
+        alignment = ("---" if place in self.words else "--:" for place in range(len(self.columns)))
+        lines = [self.columns, tuple(alignment), *(self._whole(row) for row in self.rows)]
+        return "".join("| " + " | ".join(_one_line(cell) for cell in line) + " |\n" for line in lines)
+
+    def terminal(self) -> "rich.table.Table":
+        """For rich: numbers to the right, ours bold; **strong** words without their stars."""
+        import rich.table
+        from rich import box
+        from rich.markup import escape as plain
+
+        made = rich.table.Table(box=box.SIMPLE_HEAD, title=self.caption or None, title_justify="left", caption_justify="left")
+        made.caption = self.note or None
+        for place, heading in enumerate(self.columns):
+            made.add_column(plain(heading), justify="left" if place in self.words else "right", overflow="fold")
+        for row in self.rows:
+            cells = (plain(cell.replace("**", "").replace("`", "")) for cell in self._whole(row))
+            made.add_row(*cells, style="bold" if row.ours else "")
+        return made
+
+    def html(self, words: Callable[[str], str] = escape) -> str:
+        """As an element that scrolls sideways; `words` escapes a text, and may know more of it."""
+        head = "".join(f'<th scope="col"{self._class(place)}>{escape(name)}</th>\n' for place, name in enumerate(self.columns))
+        body = "".join(self._html(row) for row in self.rows)
+        note = f'<p class="small">{escape(self.note)}</p>\n' if self.note else ""
+        return (
+            f'<div class="scroll" role="region" aria-label="{escape(self.caption)}" tabindex="0">\n<table>\n'
+            f"<caption><span>{words(self.caption)}</span></caption>\n<thead><tr>\n{head}</tr></thead>\n"
+            f"<tbody>\n{body}</tbody>\n</table>\n</div>\n{note}"
+        )
+
+    def _html(self, row: Row) -> str:
+        first = f'<th scope="row">{escape(row.cells[0])}</th>\n'
+        if row.note:
+            cells = f'<td class="words note" colspan="{len(self.columns) - 1}">{escape(row.note)}</td>\n'
+        else:
+            classes = [self._class(place, cell, row.marks.get(place, "")) for place, cell in enumerate(row.cells)]
+            named = list(zip(classes, row.cells, strict=True))[1:]
+            cells = "".join(f"<td{own}>{escape(cell)}</td>\n" for own, cell in named)
+        ours = ' class="ours"' if row.ours else ""
+        return f"<tr{ours}>\n{first}{cells}</tr>\n"
+
+    def _class(self, place: int, cell: str = "", mark: str = "") -> str:
+        """Words are to the left, and long ones have room."""
+        parts = ["words"] if place in self.words else []
+        parts += ["wide"] if place in self.words and len(cell) > 24 else []
+        names = " ".join([*parts, *([mark] if mark else [])])
+        return f' class="{names}"' if names else ""
+
+    def _whole(self, row: Row) -> tuple[str, ...]:
+        """With the note in its place, and nothing where cells are missing."""
+        cells = (row.cells[0], row.note) if row.note else row.cells
+        return (*cells, *[""] * (len(self.columns) - len(cells)))
+
+
+def table(
+    columns: Sequence[str], body: Iterable[Sequence[str]], words: Iterable[str] | None = None, caption: str = ""
+) -> Table:
+    """From headings and cells; `words` names the columns that hold words, all of them unless given."""
+    named = set(columns) if words is None else set(words)
+    places = frozenset(place for place, heading in enumerate(columns) if heading in named)
+    return Table(caption, tuple(columns), tuple(Row(tuple(cells)) for cells in body), places)
+
+
+def _one_line(cell: str) -> str:
+    """What would end a cell does not: headings of a terminal may go over two lines."""
+    return re.sub(r"(?<!\\)\|", r"\\|", cell.replace("\n", " "))
