@@ -15,11 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from typer.testing import CliRunner, Result
 
-from isaac_lab import claims_resnet, cli, executors, method, methods, noise, times
+from isaac_lab import cli, executors, method, methods, noise, times
 from isaac_lab.charts.draw import pictures
+from isaac_lab.claims import resnet as claims_resnet
+from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.data import images
-from isaac_lab.evidence import Evidence, Verdict
 from isaac_lab.executors import Call
 from isaac_lab.experiments import EXPERIMENTS, fig6
 from isaac_lab.experiments.fig6 import BUDGETS, METHODS, SETTINGS, Cell

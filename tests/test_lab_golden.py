@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isaac_lab.claims import ledger
-from isaac_lab.evidence import Evidence
+from isaac_lab.claims.evidence import Evidence
 from isaac_lab.experiments import EXPERIMENTS, fig6, finetuning, tab1
 from isaac_lab.experiments.folder import view
 from isaac_lab.experiments.recipe import SCALES, final_loss

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 from isaac_lab import lines as stored
 from isaac_lab import words
 from isaac_lab.charts import lines
+from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.report import report
-from isaac_lab.evidence import Evidence, Verdict
 from isaac_lab.experiments import EXPERIMENTS
 from isaac_lab.experiments.folder import view
 from isaac_lab.experiments.recipe import SCALES

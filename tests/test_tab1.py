@@ -17,10 +17,11 @@ from rich.console import Console
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from isaac_lab import claims_bert, executors, methods, scores
+from isaac_lab import executors, methods, scores
+from isaac_lab.claims import bert as claims_bert
+from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.cli import app
 from isaac_lab.data import text
-from isaac_lab.evidence import Evidence, Verdict
 from isaac_lab.experiments import EXPERIMENTS, finetuning, runner, tab1
 from isaac_lab.experiments.finetuning import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Plan, Run, grid
 from isaac_lab.experiments.folder import Means, view

@@ -16,7 +16,7 @@ from isaac_lab.commands.training import check_writable, named_errors
 
 if TYPE_CHECKING:
     from isaac_lab.claims import Claim
-    from isaac_lab.evidence import Finding
+    from isaac_lab.claims.evidence import Finding
 
 __all__ = ["claims", "say_own_runs"]
 
@@ -40,7 +40,7 @@ def claims(
             )
     with console.status("Loading torch …"):
         from isaac_lab.claims import ledger
-        from isaac_lab.evidence import Evidence
+        from isaac_lab.claims.evidence import Evidence
         from isaac_lab.report import docs, reproduction
     with named_errors("--records"), _named_pages():
         evidence = Evidence(records, bench)

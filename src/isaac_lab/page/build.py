@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from isaac_lab.claims import ledger
-from isaac_lab.evidence import Evidence
+from isaac_lab.claims.evidence import Evidence
 from isaac_lab.page import costs, curves, grids, headline, promises, race, render, tables
 from isaac_lab.page import ledger as claims
 from isaac_lab.page.parts import Figure, Missing, Paragraph, Row, Section, Source, Table

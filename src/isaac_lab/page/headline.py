@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from isaac_lab.bench.published import PAPER
-from isaac_lab.evidence import Evidence, Verdict
+from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.experiments.grids import losses
 from isaac_lab.experiments.recipe import Outcome
 from isaac_lab.experiments.words import data_of

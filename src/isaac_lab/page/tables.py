@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isaac_lab.evidence import Evidence
+from isaac_lab.claims.evidence import Evidence
 from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row, Section, Table, identifier
 from isaac_lab.page.summaries import Summary, checked, find
 from isaac_lab.report.figures import courses

@@ -8,7 +8,7 @@ from typing import Any
 
 from isaac_lab.charts.draw import draw
 from isaac_lab.claims import Claim
-from isaac_lab.evidence import Evidence, Finding, Verdict
+from isaac_lab.claims.evidence import Evidence, Finding, Verdict
 from isaac_lab.experiments import EXPERIMENTS
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment, Outcome

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isaac_lab.checks import unknown
-from isaac_lab.evidence import Check, Claim, Evidence, Finding, Verdict
+from isaac_lab.claims.checks import unknown
+from isaac_lab.claims.evidence import Check, Claim, Evidence, Finding, Verdict
 from isaac_lab.experiments.finetuning import METHODS, TASKS, Task
 from isaac_lab.significance import Difference, contrast
 

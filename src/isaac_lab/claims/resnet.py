@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isaac_lab.checks import decide, unknown
-from isaac_lab.evidence import Check, Claim, Evidence, Finding, Verdict
+from isaac_lab.claims.checks import decide, unknown
+from isaac_lab.claims.evidence import Check, Claim, Evidence, Finding, Verdict
 from isaac_lab.experiments.fig6 import METHODS, MODES, SETTINGS
 from isaac_lab.significance import Difference, contrast
 

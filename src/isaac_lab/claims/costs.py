@@ -6,8 +6,8 @@ from dataclasses import replace
 from statistics import fmean
 
 from isaac_lab.bench.published import paper_ratio
-from isaac_lab.checks import FIG1, both_beat_the_gradient, decide, panels, unknown
-from isaac_lab.evidence import Check, Evidence, Finding, Verdict
+from isaac_lab.claims.checks import FIG1, both_beat_the_gradient, decide, panels, unknown
+from isaac_lab.claims.evidence import Check, Evidence, Finding, Verdict
 
 #: "By a large margin": half as much time again.
 MARGIN = 1.5
