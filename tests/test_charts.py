@@ -1,6 +1,5 @@
 """Charts: what they show, one look for each method, and pictures that are the same for the same input."""
 
-import json
 import math
 import re
 import struct
@@ -158,8 +157,10 @@ def test_the_page_has_the_same_hues() -> None:
 def test_a_race_looks_the_same_on_the_page_and_in_the_picture() -> None:
     """One figure, so one colouring; and each optimizer the hue that it has with ISAAC."""
     from isaac_lab.race.draw import figure
+    from isaac_lab.race.standings import summarize
+    from isaac_lab.record import Store
 
-    summary = json.loads((ROOT / "results/race/mnist-mlp/quick/summary.json").read_text(encoding="utf-8"))
+    summary = summarize(Store(ROOT / "results/race/mnist-mlp/quick"))
     found = {method.label: method for method in figure(summary).methods}
     assert found["SGD"].hue == found["SGD + ISAAC"].hue
     assert found["AdamW"].hue == found["AdamW + ISAAC"].hue

@@ -12,15 +12,16 @@ import typer
 from typer.testing import CliRunner, Result
 
 import fabricate
-from isaac_lab import checks, costs
-from isaac_lab.checks import FIG1, GRIDS, behind, figure2, panels, unstable
-from isaac_lab.claims import CLAIMS, ledger
+from isaac_lab.claims import CLAIMS, checks, costs, curve_checks, ledger
+from isaac_lab.claims.checks import FIG1, GRIDS, behind, panels, unstable
+from isaac_lab.claims.curve_checks import figure2
+from isaac_lab.claims.evidence import Evidence, Finding, Verdict
 from isaac_lab.commands.claims import claims
-from isaac_lab.config import Config
-from isaac_lab.evidence import Evidence, Finding, Verdict
 from isaac_lab.experiments import EXPERIMENTS, recipe
 from isaac_lab.experiments.recipe import SCALES, Group, Outcome
-from isaac_lab.store import Record
+from isaac_lab.record import Record, Store
+from isaac_lab.study import settle
+from isaac_lab.trial import Trial
 
 app = typer.Typer()
 app.command()(claims)
@@ -61,7 +62,7 @@ def grid(sectors: Sectors, identity: str = "fig1", panel: str = "b", scale: str 
     )
 
 
-def _run(config: Config, losses: list[float]) -> Record:
+def _run(config: Trial, losses: list[float]) -> Record:
     diverged = any(math.isinf(loss) for loss in losses)
     finite = [loss for loss in losses if math.isfinite(loss)]
     return fabricate.record(config, finite, status="diverged" if diverged else "finished")
@@ -122,11 +123,11 @@ def test_log_loss_is_compared_as_a_share_of_the_best() -> None:
 
 
 def test_a_run_is_unstable_if_it_diverged_or_jumped() -> None:
-    config = Config()
+    config = Trial("mnist-mlp", "sgd")
     assert not unstable([fabricate.record(config, [2.3, 1.0, 0.5, 0.9, 0.4])])
     assert unstable([fabricate.record(config, [2.3, 1.0, 0.5, 1.1, 0.4])])
     assert unstable([fabricate.record(config, [2.3, 1.0], status="diverged")])
-    assert unstable([fabricate.record(config, [2.3, math.nan])])
+    assert unstable([fabricate.record(config, [2.3, None])])
     assert unstable([])
 
 
@@ -186,7 +187,7 @@ def test_the_row_of_the_fisher_grid_is_compared_with_the_column() -> None:
         # Along the last row one cell is good; along the column all are.
         records = dict(own.records) | {
             "zeta": tuple(
-                _run(r.config, [2.3, row if (r.config.damping, r.config.output_damping) == (largest, 1.0) else 0.05])
+                _run(r.trial, [2.3, row if (r.trial.damping, r.trial.output_damping) == (largest, 1.0) else 0.05])
                 for r in own.records["zeta"]
             )
         }
@@ -277,7 +278,7 @@ def test_the_smallest_valid_damping_is_found() -> None:
 
 def test_a_curve_that_is_not_there_leaves_open() -> None:
     some = {name: losses for name, losses in FIGURE2.items() if name != "kfac 0.1"}
-    finding = figure2(checks.DRAWN, checks.almost_identical)(Made({("fig2", "a"): curves(some)}))
+    finding = figure2(curve_checks.DRAWN, curve_checks.almost_identical)(Made({("fig2", "a"): curves(some)}))
     assert finding.verdict is Verdict.UNKNOWN
 
 
@@ -351,8 +352,8 @@ def test_the_newest_benchmark_counts() -> None:
 # From directories
 
 
-def selected_layers(config: Config) -> float:
-    if config.sector == "gradient" or config.layers == (3, 4, 5):
+def selected_layers(config: Trial) -> float:
+    if config.method == "sgd" or config.get("layers") == (3, 4, 5):
         return 0.1
     return 0.01
 
@@ -375,9 +376,10 @@ def test_a_panel_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
     own = EXPERIMENTS["fig5"].panels(SCALES["quick"])[0]
     part = replace(own, groups=tuple(group for group in own.groups if group.name != "odd"))
     assert isinstance(part.groups[0], Group)
-    from isaac_lab.experiments.folder import Folder
-
-    recipe.train(part, SCALES["quick"], fabricate.trainer(selected_layers, Folder(tmp_path / "fig5" / "quick").store))
+    memory, store = fabricate.Memory(selected_layers), Store(tmp_path / "fig5" / "quick")
+    settle(list(recipe.arms(part, SCALES["quick"]).values()), memory, memory.train)
+    with store.writing():
+        store.add(*memory.records.values())
     assert check("E3.1", Evidence(tmp_path, tmp_path / "none")).verdict is Verdict.UNKNOWN
 
 
@@ -400,26 +402,67 @@ def test_the_ledger_and_its_page_show_every_claim(tmp_path: Path) -> None:
     assert "**E1.7: not enough data.**" in text
     assert "![Figure 5, scale quick](figures/fig5-quick.svg)" in text
     assert "Figure 5: ζ* in selected layers" in (tmp_path / "docs" / "figures" / "fig5-quick.svg").read_text(encoding="utf-8")
+    # Nothing is drawn beside the records.
+    assert {path.name for path in (tmp_path / "records" / "fig5" / "quick").iterdir()} == {
+        "about.json",
+        "trials.jsonl",
+        ".lock",
+    }
     assert "61 s" in text
-    assert "MNIST" in text
+    assert "digits of 8 × 8" in text
     assert str(tmp_path) not in text.replace((tmp_path / "records").as_posix(), "").replace((tmp_path / "bench").as_posix(), "")
 
 
 def test_without_any_directory_the_command_says_how_to_make_records(tmp_path: Path) -> None:
     result = invoke("--records", tmp_path / "a", "--bench", tmp_path / "b")
     assert result.exit_code == 2
-    assert "isaac-newton reproduce and isaac-newton bench make records" in words(result)
+    assert "isaac-newton reproduce makes records" in words(result)
+    (tmp_path / "b").mkdir()
+    # The benchmarks alone are no answer to "what do these records say".
+    result = invoke("--records", tmp_path / "a", "--bench", tmp_path / "b")
+    assert result.exit_code == 2
+    assert "there is no folder" in words(result)
 
 
-@pytest.mark.parametrize("damage", ["store", "bench", "run.json"])
+def test_own_runs_are_named_and_what_does_not_count_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fabricate.experiment(tmp_path / "out" / "reproduce", "fig5", "smoke", selected_layers)
+    for name in ("records", "bench"):
+        (tmp_path / name).mkdir()
+    result = invoke("--records", "records", "--bench", "bench")
+    assert result.exit_code == 0, result.output
+    assert "Your own runs in out/reproduce: fig5 (smoke). They are not counted here: smoke runs prove nothing" in words(result)
+    assert "count with --records out/reproduce" in words(result)
+
+
+def test_a_full_disk_leaves_the_old_page_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fabricate.experiment(tmp_path / "records", "fig5", "quick", selected_layers)
+    (tmp_path / "bench").mkdir()
+    page = tmp_path / "page.md"
+    old = (Path(__file__).parent.parent / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    page.write_text(old, encoding="utf-8")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    result = invoke("--records", tmp_path / "records", "--bench", tmp_path / "bench", "--page", page)
+    assert result.exit_code == 2
+    assert "No space left on device" in words(result)
+    assert "None" not in words(result).split("Error")[-1]
+    assert page.read_text(encoding="utf-8") == old
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("damage", ["store", "bench", "about.json"])
 def test_corrupt_records_end_the_command_and_the_page_stays(tmp_path: Path, damage: str) -> None:
     fabricate.experiment(tmp_path / "records", "fig5", "quick", selected_layers)
     (tmp_path / "bench").mkdir()
     folder = tmp_path / "records" / "fig5" / "quick"
     files = {
-        "store": folder / "records" / "store.json",
+        "store": folder / "trials.jsonl",
         "bench": tmp_path / "bench" / "x.json",
-        "run.json": folder / "run.json",
+        "about.json": folder / "about.json",
     }
     files[damage].write_text("{", encoding="utf-8")
     page = tmp_path / "page.md"
@@ -432,6 +475,7 @@ def test_corrupt_records_end_the_command_and_the_page_stays(tmp_path: Path, dama
 def test_a_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     (tmp_path / "records").mkdir()
+    (tmp_path / "none").mkdir()
     result = invoke("--records", tmp_path / "records", "--bench", tmp_path / "none", "--page", tmp_path / "file" / "page.md")
     assert result.exit_code == 2
     assert "cannot write to" in words(result)

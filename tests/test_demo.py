@@ -21,7 +21,7 @@ from isaac_lab import demo
 from isaac_lab.charts.draw import draw
 from isaac_lab.cli import app
 from isaac_lab.data import digits
-from isaac_lab.methods import Method
+from isaac_lab.demo import Method
 from isaac_lab.models import relu_network
 from isaac_lab.report import curves
 

@@ -3,25 +3,27 @@
 import csv
 import json
 import math
-from dataclasses import replace
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner, Result
 
 import fabricate
-from isaac_lab.bench.steps import gradient
+from isaac_lab.cli import app as whole
 from isaac_lab.commands import reproduce as command
 from isaac_lab.commands.reproduce import reproduce
-from isaac_lab.config import Config, ConfigError
-from isaac_lab.experiments import EXPERIMENTS, clock, fig5, recipe
-from isaac_lab.experiments.folder import Folder, view
+from isaac_lab.experiments import EXPERIMENTS, fig5, recipe
+from isaac_lab.experiments.folder import view
 from isaac_lab.experiments.grids import losses
 from isaac_lab.experiments.recipe import DECADES, RATES, SCALES, Experiment, Panel
-from isaac_lab.models import AUTOENCODER
+from isaac_lab.record import Store
+from isaac_lab.study import resolve
+from isaac_lab.trial import Trial, TrialError
 
 IDS = ["fig1", "fig2", "fig3", "fig4", "fig5", "tab1", "fig6", "tab2", "figA1", "figA2", "figA3"]
 PNG = b"\x89PNG"
@@ -43,6 +45,13 @@ def panel(identity: str, name: str, scale: str = "paper") -> Panel:
     return next(panel for panel in EXPERIMENTS[identity].panels(SCALES[scale]) if panel.name == name)
 
 
+def sector(cell: Trial) -> str:
+    """Which of the paper's three methods."""
+    if math.isfinite(cell.output_damping):
+        return "zeta"
+    return "gradient" if math.isinf(cell.damping) else "zeta_star"
+
+
 # Recipes
 
 
@@ -52,7 +61,7 @@ def test_there_is_one_experiment_for_each_figure_and_table() -> None:
 
 def test_a_grid_is_13_by_14_cells_and_the_gradient() -> None:
     cells = panel("fig1", "b").cells
-    assert [sum(cell.sector == name for cell in cells) for name in ("zeta", "zeta_star", "gradient")] == [169, 13, 1]
+    assert [sum(sector(cell) == name for cell in cells) for name in ("zeta", "zeta_star", "gradient")] == [169, 13, 1]
     assert {cell.damping for cell in cells} == {*DECADES, math.inf}
     assert {cell.output_damping for cell in cells} == {*DECADES, math.inf}
     assert DECADES[0] == 1e-6
@@ -60,28 +69,28 @@ def test_a_grid_is_13_by_14_cells_and_the_gradient() -> None:
 
 
 def test_the_panels_of_figure_1_are_the_papers() -> None:
-    found = [(p.cells[0].hidden, p.cells[0].optimizer) for p in EXPERIMENTS["fig1"].panels(SCALES["paper"])]
-    assert found == [((100,) * 4, "sgd"), ((400,) * 4, "sgd"), ((400,) * 4, "momentum"), ((1600,) * 4, "sgd")]
+    found = [(p.cells[0].get("width", 400), p.cells[-1].method) for p in EXPERIMENTS["fig1"].panels(SCALES["paper"])]
+    assert found == [(100, "sgd"), (400, "sgd"), (400, "momentum"), (1600, "sgd")]
     cell = panel("fig1", "b").cells[0]
-    assert (cell.data, cell.batch, cell.epochs) == ("mnist", 60, 40)
+    assert (cell.workload, cell.variant, cell.steps, cell.points) == ("mnist-mlp", (), 40_000, 40)
 
 
 def test_figure_3_and_4_change_the_task_and_the_optimizer() -> None:
-    for name, data in (("a", "mnist"), ("b", "fashion-mnist")):
-        cell = panel("fig3", name).cells[0]
-        assert (cell.task, cell.data, cell.hidden) == ("autoencoder", data, AUTOENCODER[1:-1])
-    assert {cell.optimizer for cell in panel("fig4", "a").cells} == {"adam"}
+    assert [panel("fig3", name).cells[0].workload for name in "ab"] == ["mnist-autoencoder", "fashion-autoencoder"]
+    assert {cell.method.partition("+")[0] for cell in panel("fig4", "a").cells} == {"adam"}
 
 
 def test_figure_a3_is_figure_1_with_the_empirical_fisher() -> None:
-    changed = [replace(cell, curvature="sampled") for cell in panel("figA3", "c").cells]
+    changed = [cell.having(curvature=None) for cell in panel("figA3", "c").cells]
     assert changed == list(panel("fig1", "c").cells)
-    assert {cell.curvature for cell in panel("figA3", "c").cells} == {"empirical"}
+    # Without ζ the curvature makes no difference.
+    assert {cell.get("curvature") for cell in panel("figA3", "c").cells if sector(cell) == "zeta"} == {"empirical"}
+    assert {cell.get("curvature") for cell in panel("figA3", "c").cells if sector(cell) != "zeta"} == {None}
 
 
 def test_figure_5_selects_the_layers_that_the_paper_names() -> None:
     groups = {group.name: group for group in panel("fig5", "a").groups}
-    assert {name: group.cells[0].layers for name, group in groups.items()} == {
+    assert {name: group.cells[0].get("layers", ()) for name, group in groups.items()} == {
         "none": (),
         "all": (),
         "1": (1,),
@@ -91,28 +100,30 @@ def test_figure_5_selects_the_layers_that_the_paper_names() -> None:
         "odd": (1, 3, 5),
         "even": (2, 4),
     }
-    assert groups["none"].cells[0].sector == "gradient"
-    assert groups["all"].cells[0].sector == "zeta_star"
+    assert sector(groups["none"].cells[0]) == "gradient"
+    assert sector(groups["all"].cells[0]) == "zeta_star"
     assert [cell.seed for cell in groups["odd"].cells] == [0, 1, 2]
 
 
 def test_figure_a2_uses_the_records_of_figure_5_and_figure_a1_those_of_figure_2() -> None:
     assert panel("figA2", "a") == panel("fig5", "a")
     assert panel("figA1", "a") == panel("fig2", "a")
-    assert {cell.batch for cell in panel("figA1", "c").cells} == {60, 600}
+    assert {cell.get("batch", 60) for cell in panel("figA1", "c").cells} == {60, 600}
 
 
 def test_kfac_takes_the_learning_rate_of_zeta() -> None:
-    kfac = next(group for group in panel("fig2", "a").groups if group.name == "kfac 0.1")
-    assert kfac.like == "zeta 0.1"
-    assert not recipe.trials(kfac, SCALES["paper"])
+    arms = recipe.arms(panel("fig2", "a"), SCALES["paper"])
+    assert arms["kfac 0.1"].search[0].candidates(None) == arms["zeta 0.1"].search[0].candidates(None)
+    best = arms["zeta 0.1"].search[0].candidates(None)[3]
+    (own,) = arms["kfac 0.1"].finals(best)
+    assert (own.method, own.damping, own.learning_rate) == ("kfac", 0.1, best.learning_rate)
 
 
 @pytest.mark.parametrize("identity", IDS)
 def test_a_smoke_run_needs_no_data_and_small_networks(identity: str) -> None:
     for own in EXPERIMENTS[identity].panels(SCALES["smoke"]):
-        assert {cell.data for cell in own.cells} == {"digits"}
-        assert max(max(cell.hidden) for cell in own.cells) <= 200
+        assert all(cell.small for cell in own.cells)
+        assert max(cell.get("width", 50) for cell in own.cells) <= 200
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -123,12 +134,13 @@ def test_trials_are_short_runs_of_the_groups_own_cells(identity: str, scale: str
             if group.like:
                 continue
             found = recipe.trials(group, SCALES[scale])
-            assert {config.epochs for config in found} == {SCALES[scale].tune_epochs}
-            larger = {config.task for config in found} == {"autoencoder"} and {config.optimizer for config in found} != {"adam"}
+            assert {trial.points for trial in found} == {SCALES[scale].tune_epochs}
+            autoencoder = {trial.workload.endswith("autoencoder") for trial in found} == {True}
+            larger = autoencoder and not any(trial.method.startswith("adam") for trial in found)
             expected = {*SCALES[scale].rates, *(SCALES[scale].larger_rates if larger else ())}
-            assert {config.learning_rate for config in found} == expected
-            cells = {replace(cell, learning_rate=1.0, epochs=1) for cell in group.cells}
-            assert {replace(config, learning_rate=1.0, epochs=1) for config in found} <= cells
+            assert {trial.learning_rate for trial in found} == expected
+            cells = {recipe.lasting(cell.having(learning_rate=1.0), 1) for cell in group.cells}
+            assert {recipe.lasting(trial.having(learning_rate=1.0), 1) for trial in found} <= cells
 
 
 def test_the_learning_rates_are_the_papers() -> None:
@@ -139,28 +151,43 @@ def test_the_learning_rates_are_the_papers() -> None:
 # Tuning
 
 
+def chosen(losses: dict[float, float | None], *, gone: tuple[float, ...] = ()) -> float | None:
+    """The learning rate that the gradient of Figure 4 would have after trials that end so."""
+    arm = recipe.arms(panel("fig4", "a", "quick"), SCALES["quick"])["gradient"]
+    memory = fabricate.Memory(lambda trial: 0.1)
+    for trial in arm.search[0].candidates(None):
+        status = "diverged" if trial.learning_rate in gone else "finished"
+        memory.records[trial] = fabricate.record(trial, [2.3, losses.get(trial.learning_rate, 9.0)], status=status)
+    best = resolve(arm, memory).best
+    return None if best is None else best.learning_rate
+
+
 def test_the_rate_with_the_lowest_final_training_loss_is_chosen() -> None:
-    assert recipe.choose({1.0: 0.5, 0.1: 0.2, 0.01: 0.3}) == 0.1
+    assert chosen({1.0: 0.5, 0.1: 0.2, 0.01: 0.3}) == 0.1
 
 
 def test_of_equal_rates_the_larger_one_is_chosen() -> None:
-    assert recipe.choose({0.01: 0.2, 0.1: 0.2}) == 0.1
+    assert chosen({0.01: 0.2, 0.1: 0.2}) == 0.1
 
 
 def test_a_diverged_run_is_never_chosen() -> None:
-    base = Config(learning_rate=1.0)
     # It went lowest before it diverged.
-    gone = fabricate.record(base, [2.3, 0.001], status="diverged")
-    fine = fabricate.record(replace(base, learning_rate=0.1), [2.3, 1.0])
-    assert recipe.choose(recipe.tried([gone, fine])) == 0.1
-    assert recipe.choose(recipe.tried([gone])) is None
-    assert recipe.choose(recipe.tried([fabricate.record(base, [2.3, math.nan])])) is None
+    assert chosen({1.0: 0.001, 0.1: 1.0}, gone=(1.0,)) == 0.1
+    assert chosen({1.0: None, 0.1: 1.0}) == 0.1
+    assert chosen({}, gone=RATES) is None
+    assert chosen(dict.fromkeys(RATES, None)) is None
+
+
+def outcome(own: Panel, scale: str, loss: fabricate.Losses) -> recipe.Outcome:
+    found = recipe.outcome(own, SCALES[scale], fabricate.settled(own, scale, loss))
+    assert found is not None
+    return found
 
 
 def test_one_good_cell_is_enough_for_a_sectors_rate() -> None:
-    def loss(config: Config) -> float:
-        if config.learning_rate == 1.0:
-            return 0.01 if config.damping == 1e-6 else math.inf
+    def loss(trial: Trial) -> float:
+        if trial.learning_rate == 1.0:
+            return 0.01 if trial.damping == 1e-6 else math.inf
         return 0.1
 
     own = outcome(panel("fig4", "a", "quick"), "quick", loss)
@@ -168,50 +195,31 @@ def test_one_good_cell_is_enough_for_a_sectors_rate() -> None:
     assert sum(math.isnan(value) for value in losses(own).values()) == 7 * 8 - 8
 
 
-def outcome(own: Panel, scale: str, loss: fabricate.Losses) -> recipe.Outcome:
-    seen: dict[str, Any] = {}
-
-    def train(configs: Any, what: str) -> Any:
-        records = fabricate.trainer(loss)(configs, what)
-        seen.update({record.config.key: record for record in records})
-        return records
-
-    recipe.train(own, SCALES[scale], train)
-    found = recipe.outcome(own, SCALES[scale], seen)
-    assert found is not None
-    return found
-
-
 def test_a_sector_in_which_every_rate_diverges_has_no_runs() -> None:
-    own = outcome(panel("fig4", "a", "quick"), "quick", lambda config: math.inf if config.sector == "zeta" else 0.1)
+    own = outcome(panel("fig4", "a", "quick"), "quick", lambda trial: math.inf if sector(trial) == "zeta" else 0.1)
     assert own.rates["zeta"] is None
     assert own.records["zeta"] == ()
     assert math.isnan(losses(own)[1.0, 1.0])
     assert losses(own)[1.0, math.inf] == pytest.approx(0.1)
 
 
-def test_a_panel_with_a_missing_or_unfinished_run_has_no_outcome() -> None:
+def test_a_panel_with_a_missing_run_has_no_outcome() -> None:
     own = panel("fig4", "a", "quick")
-    seen: dict[str, Any] = {}
-
-    def train(configs: Any, what: str) -> Any:
-        records = fabricate.trainer(lambda config: 0.1)(configs, what)
-        seen.update({record.config.key: record for record in records})
-        return records
-
-    recipe.train(own, SCALES["quick"], train)
-    last = list(seen)[-1]
-    assert recipe.outcome(own, SCALES["quick"], {key: value for key, value in seen.items() if key != last}) is None
-    assert recipe.outcome(own, SCALES["quick"], seen | {last: replace(seen[last], status="unfinished")}) is None
+    memory = fabricate.settled(own, "quick", lambda trial: 0.1)
+    del memory.records[list(memory.records)[-1]]
+    assert recipe.outcome(own, SCALES["quick"], memory) is None
 
 
 def test_settings_change_every_run_but_not_what_is_compared() -> None:
     (changed,) = recipe.selected([panel("fig1", "b")], ["epochs=3", "batch=30"])
-    assert {(cell.epochs, cell.batch) for cell in changed.cells} == {(3, 30)}
-    with pytest.raises(ConfigError, match=r"damping=1: panel b of fig1 compares runs that differ in this"):
+    assert {(cell.points, cell.get("batch"), cell.steps) for cell in changed.cells} == {(3, 30, 6000)}
+    with pytest.raises(TrialError, match=r"damping=1: panel b of fig1 compares runs that differ in this"):
         recipe.selected([panel("fig1", "b")], ["damping=1"])
-    with pytest.raises(ConfigError, match="no field 'lambda'"):
+    with pytest.raises(TrialError, match="no setting 'lambda'; there are epochs, batch"):
         recipe.selected([panel("fig1", "b")], ["lambda=1"])
+    for wrong in ("epochs=0", "epochs=x", "batch=1.5", "epochs"):
+        with pytest.raises(TrialError, match=r"must be|a setting is"):
+            recipe.selected([panel("fig1", "b")], [wrong])
 
 
 # Pictures
@@ -219,9 +227,9 @@ def test_settings_change_every_run_but_not_what_is_compared() -> None:
 
 @pytest.mark.parametrize("identity", ["fig1", "fig2", "fig3", "fig4", "fig5", "figA1", "figA2", "figA3"])
 def test_every_figure_is_drawn_from_records_alone(tmp_path: Path, identity: str) -> None:
-    def loss(config: Config) -> float:
-        whole = config.epochs == SCALES["smoke"].epochs
-        return math.inf if whole and (config.damping == 1e-2 or config.seed == 1) else 0.1 / (1 + config.learning_rate)
+    def loss(trial: Trial) -> float:
+        whole = trial.points == SCALES["smoke"].epochs
+        return math.inf if whole and (trial.damping == 1e-2 or trial.seed == 1) else 0.1 / (1 + trial.learning_rate)
 
     for home in {own.home for own in EXPERIMENTS[identity].panels(SCALES["smoke"])}:
         fabricate.experiment(tmp_path, home, "smoke", loss)
@@ -236,38 +244,6 @@ def test_every_figure_is_drawn_from_records_alone(tmp_path: Path, identity: str)
     assert (folder / "figure.svg").read_text(encoding="utf-8") == picture
 
 
-# Times of steps
-
-
-def test_explicit_kfac_with_a_large_damping_is_the_gradient() -> None:
-    for task in ("classification", "autoencoder"):
-        config = Config(data="digits", task=task, hidden=(9, 7), batch=6, damping=1e6, output_damping=1e6, kfac=True)
-        steps = {}
-        for name, method in (("kfac", clock.explicit_kfac), ("gradient", gradient)):
-            model, x, y = clock.problem(config).make("cpu")
-            steps[name] = model
-            method(model, clock.problem(config).loss_fn, 1e6)(x, y)
-        for own, plain in zip(steps["kfac"].parameters(), steps["gradient"].parameters(), strict=True):
-            torch.testing.assert_close(own.grad, plain.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_every_method_is_timed_in_turn() -> None:
-    base = Config(data="digits", hidden=(8, 8), batch=6)
-    configs = {
-        "gradient": base,
-        "star": replace(base, damping=0.1, layers=(1,)),
-        "zeta": replace(base, damping=0.1, output_damping=0.1),
-        "fisher": replace(base, damping=0.1, output_damping=0.1, curvature="empirical"),
-        "kfac": replace(base, damping=0.1, output_damping=0.1, kfac=True),
-        "momentum": replace(base, optimizer="momentum"),
-        "adam": replace(base, optimizer="adam"),
-    }
-    record = clock.measure(configs, rounds=2)
-    assert list(clock.seconds_per_step(record)) == list(configs)
-    assert all(len(method["seconds"]) == 2 for method in record["methods"])
-    assert next(m["implementation"] for m in record["methods"] if m["name"] == "kfac").startswith("K-FAC, ")
-
-
 # The command
 
 
@@ -276,22 +252,22 @@ def test_figure_5_runs_from_nothing_and_again_without_training(tmp_path: Path) -
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     folder = tmp_path / "fig5" / "smoke"
-    assert all((folder / name).exists() for name in ("figure.png", "figure.svg", "numbers.csv", "run.json", "steps-a.json"))
+    assert all((folder / name).exists() for name in ("figure.png", "figure.svg", "numbers.csv", "about.json", "times.jsonl"))
     assert "digits" in (folder / "figure.svg").read_text(encoding="utf-8") or "digits" in result.output
-    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     assert (about["settings"], about["seeds"]) == (["epochs=1"], 1)
-    (call,) = about["panels"]["a"]["calls"]
+    (call,) = about["calls"]
     assert call["runs"] == 24
-    assert str(tmp_path) not in (folder / "run.json").read_text(encoding="utf-8")
+    assert str(tmp_path) not in (folder / "about.json").read_text(encoding="utf-8")
     numbers = (folder / "numbers.csv").read_bytes()
     again = invoke(*arguments)
     assert again.exit_code == 0, again.output
     assert (folder / "numbers.csv").read_bytes() == numbers
-    assert json.loads((folder / "run.json").read_text(encoding="utf-8")) == about
+    assert json.loads((folder / "about.json").read_text(encoding="utf-8")) == about
     beside = invoke("figA2", *arguments[1:])
     assert beside.exit_code == 0, beside.output
     assert (tmp_path / "figA2" / "smoke" / "figure.png").exists()
-    assert not (tmp_path / "figA2" / "smoke" / "records").exists()
+    assert not (tmp_path / "figA2" / "smoke" / "trials.jsonl").exists()
 
 
 def test_a_panel_of_figure_1_runs_as_an_ensemble(tmp_path: Path) -> None:
@@ -299,7 +275,7 @@ def test_a_panel_of_figure_1_runs_as_an_ensemble(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     own = view(EXPERIMENTS["fig1"], tmp_path, SCALES["smoke"])
     (found,) = own.outcomes
-    assert {record.executor for record in found.all()} == {"ensemble"}
+    assert {record.about["executor"] for record in found.all()} == {"ensemble"}
     assert len(found.all()) == 3 * 4 + 1
     rows = table(own.directory / "numbers.csv")
     assert [sum(row["sector"] == name for row in rows) for name in ("zeta", "zeta_star", "gradient")] == [9, 3, 1]
@@ -361,7 +337,7 @@ def test_an_unknown_panel_or_setting_is_named(tmp_path: Path) -> None:
     assert "fig1 has no panel 'x'; it has a, b, c, d" in words(result)
     result = invoke("fig1", "--set", "lambda=1", "--out", tmp_path)
     assert result.exit_code == 2
-    assert "there is no field 'lambda'" in words(result)
+    assert "there is no setting 'lambda'" in words(result)
 
 
 def test_output_that_cannot_be_written_is_said_before_training(tmp_path: Path) -> None:
@@ -378,7 +354,7 @@ def test_missing_data_are_said_and_nothing_is_written(tmp_path: Path, monkeypatc
     result = invoke("fig4", "--scale", "quick", "--out", tmp_path / "out", "--device", "cpu")
     assert result.exit_code == 2
     assert "ISAAC_DATA" in words(result)
-    assert not list((tmp_path / "out").rglob("*"))
+    assert not list((tmp_path / "out").rglob("*.jsonl"))
 
 
 def test_drawing_without_records_says_how_to_make_them(tmp_path: Path) -> None:
@@ -389,11 +365,11 @@ def test_drawing_without_records_says_how_to_make_them(tmp_path: Path) -> None:
 
 def test_records_made_with_other_settings_are_not_mixed(tmp_path: Path) -> None:
     fabricate.experiment(tmp_path, "fig4", "smoke", lambda config: 0.1)
-    before = (tmp_path / "fig4" / "smoke" / "run.json").read_bytes()
+    before = (tmp_path / "fig4" / "smoke" / "about.json").read_bytes()
     result = invoke("fig4", "--out", tmp_path, "--set", "epochs=1", "--device", "cpu")
     assert result.exit_code == 2
     assert "was made without --set; name another --out" in words(result)
-    assert (tmp_path / "fig4" / "smoke" / "run.json").read_bytes() == before
+    assert (tmp_path / "fig4" / "smoke" / "about.json").read_bytes() == before
 
 
 def test_no_resume_refuses_a_directory_with_records(tmp_path: Path) -> None:
@@ -405,19 +381,76 @@ def test_no_resume_refuses_a_directory_with_records(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("damage", ["run.json", "version", "store", "steps-a.json"])
+@pytest.mark.parametrize("damage", ["about.json", "flipped", "cut", "empty", "times.jsonl"])
 def test_corrupt_records_are_named_and_left_alone(tmp_path: Path, damage: str) -> None:
     fabricate.experiment(tmp_path, "fig5", "smoke", lambda config: 0.1)
-    folder = Folder(tmp_path / "fig5" / "smoke").directory
-    files = {"run.json": "run.json", "version": "run.json", "store": "records/store.json", "steps-a.json": "steps-a.json"}
-    path = folder / files[damage]
-    path.write_text('{"format": "isaac-newton reproduction", "version": 99}' if damage == "version" else "{", encoding="utf-8")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    folder = tmp_path / "fig5" / "smoke"
+    path = folder / (damage if "." in damage else "trials.jsonl")
+    raw = path.read_bytes() if path.exists() else b""
+    path.write_bytes({"flipped": raw.replace(b"2.3", b"2.4", 1), "cut": raw[:-9] + b"\n", "empty": b""}.get(damage, b"{\n"))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}
     for more in ((), ("--draw-only",)):
         result = invoke("fig5", "--out", tmp_path, "--device", "cpu", *more)
         assert result.exit_code == 2, result.output
         assert path.name in words(result).replace(" ", "")
-        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert damage == "about.json" or ", line " in words(result)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*.json*")} == before
+
+
+def test_a_second_call_in_the_same_folder_names_the_first(tmp_path: Path) -> None:
+    with Store(tmp_path / "fig4" / "smoke").writing("isaac-newton reproduce fig4"):
+        result = invoke("fig4", "--out", tmp_path, "--device", "cpu")
+    assert result.exit_code == 2
+    assert "is in use by process" in words(result)
+    assert "isaac-newton reproduce fig4, since" in words(result)
+
+
+def test_minutes_stop_at_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    arguments = ("fig5", "--out", tmp_path, "--device", "cpu", "--set", "epochs=1", "--seeds", "1")
+    result = invoke(*arguments, "--minutes", "0.001")
+    assert result.exit_code == 3, result.output
+    assert "Time is up. Runs that have ended are kept, others go on from their last checkpoint" in words(result)
+    assert not (tmp_path / "fig5" / "smoke" / "figure.png").exists()
+    assert invoke(*arguments, "--minutes", "60").exit_code == 0
+    about = json.loads((tmp_path / "fig5" / "smoke" / "about.json").read_text(encoding="utf-8"))
+    # What the first call had trained is not forgotten.
+    assert sum(call["runs"] for call in about["calls"]) == 24
+    assert invoke(*arguments, "--minutes", "0").exit_code == 2
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "Stopped."), (signal.SIGTERM, 143, "Terminated.")])
+def test_a_signal_says_how_to_go_on(tmp_path: Path, number: int, code: int, word: str) -> None:
+    command = [sys.executable, "-m", "isaac_lab", "reproduce", "fig5", "--out", str(tmp_path), "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said.startswith("fig5 a"), said
+        process.send_signal(number)
+        rest = process.stdout.read()
+    # Python ends itself with SIGINT where that struck in the middle of an import; shells call both 130.
+    assert process.returncode in (code, -number), rest
+    assert f"{word} Runs that have ended are kept" in rest
+    assert "give the same command again" in " ".join(rest.split())
+    assert "Traceback" not in rest
+
+
+def test_help_is_readable_at_80_columns() -> None:
+    result = CliRunner().invoke(whole, ["reproduce", "--help"], env={"COLUMNS": "80"})
+    assert max(map(len, result.output.splitlines())) <= 80
+    for option in ("--checkpoint-seconds", "--tensor-cores", "--minutes", "--no-resume"):
+        assert option in result.output
+
+
+def test_a_smoke_run_says_the_widths_that_it_trained(tmp_path: Path) -> None:
+    fabricate.experiment(tmp_path, "fig1", "smoke", lambda config: 0.1)
+    result = invoke("fig1", "--draw-only", "--out", tmp_path)
+    assert "1600" not in result.output
+    assert [own.title for own in EXPERIMENTS["fig1"].panels(SCALES["smoke"])] == [
+        "12 neurons",
+        "50 neurons",
+        "50 neurons, momentum",
+        "200 neurons",
+    ]
 
 
 def test_the_styles_name_every_curve() -> None:

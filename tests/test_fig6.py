@@ -1,10 +1,10 @@
 """Figure 6: what a batch of images is, how its runs are planned, trained and drawn, and what its claims say."""
 
 import csv
-import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from typer.testing import CliRunner, Result
 
-from isaac_lab import claims_resnet, cli, noise
+from isaac_lab import cli, executors, method, methods, noise, times
 from isaac_lab.charts.draw import pictures
+from isaac_lab.claims import resnet as claims_resnet
+from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.data import images
-from isaac_lab.evidence import Evidence, Verdict
+from isaac_lab.executors import Call
 from isaac_lab.experiments import EXPERIMENTS, fig6
 from isaac_lab.experiments.fig6 import BUDGETS, METHODS, SETTINGS, Cell
-from isaac_lab.experiments.folder import Folder, Means, view
+from isaac_lab.experiments.folder import Means, view
 from isaac_lab.experiments.recipe import SCALES
 from isaac_lab.models import ResNet18
-from isaac_lab.records import write
-from isaac_lab.store import StoreError
-from isaac_lab.trials import loop, methods, pool, times
-from isaac_lab.trials.store import Store
-from isaac_lab.trials.trial import Trial
-from isaac_lab.trials.workload import make
-from isaac_lab.trials.workloads import resnet
-from isaac_lab.trials.workloads.resnet import PAD, ResNet, crops
+from isaac_lab.record import Record, Store
+from isaac_lab.study import resolve
+from isaac_lab.training import Options, train
+from isaac_lab.trial import Trial
+from isaac_lab.workload import _load, load
+from isaac_lab.workloads import resnet
+from isaac_lab.workloads.resnet import PAD, ResNet, crops
 
 app = typer.Typer()
 app.command()(reproduce)
@@ -55,14 +56,24 @@ def shrunk() -> Iterator[pytest.MonkeyPatch]:
         smoke = replace(BUDGETS["smoke"], steps=2, conditionings=("none", "last"), rounds=1)
         patch.setattr(fig6, "BUDGETS", {**BUDGETS, "smoke": smoke})
         patch.setattr(times, "TURN", 0.001)
-        pool._workload.cache_clear()
+        _load.cache_clear()
+        executors._checked.cache_clear()
         yield patch
-    pool._workload.cache_clear()
+    _load.cache_clear()
+    executors._checked.cache_clear()
+
+
+def trial_of(conditioning: str, base: str = "sgd", **settings: Any) -> Trial:
+    """A run of the small network."""
+    own = {"learning_rate": 0.1, **dict(METHODS[conditioning].settings), **settings}
+    own |= {} if conditioning == "none" else {"damping": 1.0}
+    name = base if conditioning == "none" else f"{base}+isaac"
+    return Trial(resnet.NAME, name, tuple(own.items()), steps=2, points=2, small=True)
 
 
 @pytest.fixture(scope="module")
 def workload(shrunk: pytest.MonkeyPatch) -> ResNet:
-    made = make(resnet.NAME, small=True, device="cpu")
+    made = load(trial_of("none"), device="cpu")
     assert isinstance(made, ResNet)
     return made
 
@@ -150,24 +161,21 @@ def test_neither_augmentation_nor_loss_looks_at_a_value(workload: ResNet) -> Non
 
 
 def test_gradient_and_last_layer_start_from_the_same_weights_and_see_the_same_images(workload: ResNet) -> None:
-    def record(conditioning: str) -> dict[str, Any]:
-        base = Trial(resnet.NAME, "sgd", conditioning, damping=float(conditioning != "none"), steps=2, points=2, small=True)
-        return loop.run(base, workload)
+    def record(conditioning: str) -> Record:
+        return train([trial_of(conditioning)], workload, Options())[0]
 
     plain, ours = record("none"), record("last")
-    assert {**plain["points"][0], "seconds": 0} == {**ours["points"][0], "seconds": 0}
-    assert plain["points"][1]["train_loss"] != ours["points"][1]["train_loss"]
-    assert plain["arithmetic"] == "float32"
-    assert plain["data"] == "toy-images (generated)"
-    for first, again in zip(ours["points"], record("last")["points"], strict=True):
-        assert {**first, "seconds": 0} == {**again, "seconds": 0}
+    assert plain.points[0] == ours.points[0]
+    assert plain.points[1]["train_loss"] != ours.points[1]["train_loss"]
+    assert plain.about["arithmetic"] == "float32"
+    assert plain.about["data"] == "toy-images (generated)"
+    assert ours.points == record("last").points
 
 
 @pytest.mark.parametrize("conditioning", ["none", "last", "reduce", "max_rows"])
 def test_gradients_have_the_layout_of_the_weights(workload: ResNet, conditioning: str) -> None:
-    trial = Trial(resnet.NAME, "momentum", conditioning, learning_rate=0.01, damping=float(conditioning != "none"), small=True)
     model = workload.model(0)
-    training = methods.prepare(trial, workload, model)
+    training = methods.prepare(trial_of(conditioning, "momentum", learning_rate=0.01), workload, model)
     assert math.isfinite(training.step(*next(iter(workload.batches(0, 0)))).item())
     for weight in model.parameters():
         assert weight.grad is not None
@@ -178,9 +186,8 @@ def test_gradients_have_the_layout_of_the_weights(workload: ResNet, conditioning
 def test_the_last_layer_alone_is_conditioned(workload: ResNet) -> None:
     gradients = {}
     for conditioning in ("none", "last"):
-        trial = Trial(resnet.NAME, "sgd", conditioning, damping=float(conditioning != "none"), small=True)
         model = workload.model(0)
-        methods.prepare(trial, workload, model).step(*next(iter(workload.batches(0, 0))))
+        methods.prepare(trial_of(conditioning), workload, model).step(*next(iter(workload.batches(0, 0))))
         gradients[conditioning] = {name: weight.grad for name, weight in model.named_parameters()}
     changed = {name for name, plain in gradients["none"].items() if not torch.equal(plain, gradients["last"][name])}
     assert changed == {f"{workload.last}.weight"}
@@ -214,7 +221,7 @@ def test_evaluation_uses_running_statistics_and_changes_nothing(workload: ResNet
 
 def test_a_step_that_draws_rows_on_the_host_is_no_cuda_graph() -> None:
     def captured(name: str) -> bool:
-        return methods.capturable(Trial(resnet.NAME, "momentum", name, schedule="cosine"))
+        return method.capturable(replace(trial_of(name, "momentum"), schedule="cosine"))
 
     assert {name: captured(name) for name in METHODS} == {"none": True, "last": True, "reduce": True, "max_rows": False}
 
@@ -226,13 +233,12 @@ def test_steps_on_a_gpu_are_captured_but_for_drawn_rows(shrunk: pytest.MonkeyPat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.backends.cudnn, "benchmark", False)  # what the workload sets is taken back
         workload = ResNet(True, "cuda", None)
-        damping = float(conditioning != "none")
-        trial = Trial(resnet.NAME, "momentum", conditioning, 0.01, damping, schedule="cosine", steps=12, points=2, small=True)
-        record = loop.run(trial, workload, device="cuda")
-    assert record["mode"] == ("eager" if conditioning == "max_rows" else "captured")
-    assert record["arithmetic"].startswith("bfloat16")
-    assert record["status"] == "finished"
-    first, *_, last = record["points"]
+        trial = replace(trial_of(conditioning, "momentum", learning_rate=0.01), schedule="cosine", steps=12)
+        (record,) = train([trial], workload, Options("cuda"))
+    assert record.about["mode"] == ("eager" if conditioning == "max_rows" else "captured")
+    assert record.about["arithmetic"].startswith("bfloat16")
+    assert record.finished
+    first, *_, last = record.points
     assert last["train_loss"] != first["train_loss"]
     assert math.isfinite(last["train_loss"])
 
@@ -248,7 +254,7 @@ def test_all_methods_have_as_many_trials_and_the_gradient_has_all_rates(scale: s
         assert len({len(trials) for trials in found.values()}) == 1
         rates = {name: {trial.learning_rate for trial in trials} for name, trials in found.items()}
         assert all(own <= rates["none"] for own in rates.values())
-        assert {trial.damping for trial in found["none"]} == {0.0}
+        assert {trial.get("damping") for trial in found["none"]} == {None}
         assert {trial.damping for trial in found["last"]} == set(budget.dampings)
         assert {trial.seed for trials in found.values() for trial in trials} == {0}
         assert 0 not in {run.seed for run in budget.runs(setting, found["last"][0], budget.seeds)}
@@ -257,32 +263,41 @@ def test_all_methods_have_as_many_trials_and_the_gradient_has_all_rates(scale: s
 def test_quick_is_thirty_epochs_of_cifar_on_three_seeds_and_says_its_steps() -> None:
     budget = BUDGETS["quick"]
     run = budget.runs("a", budget.candidates("a", "last")[0], 3)[-1]
-    assert (run.steps, run.points, run.schedule, run.weight_decay, run.seed) == (15_000, 30, "cosine", 5e-4, 3)
-    assert (run.optimizer, run.conditioning, run.small) == ("momentum", "last", False)
+    assert (run.steps, run.points, run.schedule, run.get("weight_decay"), run.seed) == (15_000, 30, "cosine", 5e-4, 3)
+    assert (run.method, run.get("layers"), run.small) == ("momentum+isaac", "last", False)
     assert fig6._plan(budget, 3).startswith("fig6: trials, 36 of 1,000 steps; runs, 45 of 15,000 steps; 711,000 steps in all")
 
 
 def test_the_lowest_training_loss_is_chosen() -> None:
     first, second = BUDGETS["smoke"].candidates("c", "last")
-    assert fig6.choose({first: 0.5, second: 0.4}) == second
-    assert fig6.choose({first: 0.5, second: 0.5}) == first
-    assert fig6.choose({first: math.inf, second: math.inf}) is None
+    arm = fig6.arms(BUDGETS["smoke"], 2)["c", "last"]
+
+    def best(losses: Sequence[float | None]) -> Trial | None:
+        kept = {
+            trial: Record(trial, "finished", {"step": [1], "train_loss": [loss]})
+            for trial, loss in zip((first, second), losses, strict=True)
+        }
+        return resolve(arm, kept).best
+
+    assert best([0.5, 0.4]) == second
+    assert best([0.5, 0.5]) == first
+    assert best([None, None]) is None
 
 
 def test_the_first_seed_compares_larger_rates_by_accuracy(tmp_path: Path) -> None:
     folder = fabricated(tmp_path, {("a", "none"): [0.9, 0.9], ("a", "last"): [0.9, 0.9]})
-    shown = view(EXPERIMENTS["fig6"], tmp_path, SCALES["quick"], means=Means(command="isaac-newton", seeds=2))
+    shown = view(EXPERIMENTS["fig6"], tmp_path, SCALES["quick"], means=Means(Call(command="isaac-newton"), seeds=2))
     first = fig6.cells(shown)["a", "none"].chosen
     assert first is not None
     assert "larger η of 2 of the curves" in " ".join(fig6.summary(shown)["notes"])
-    store, larger = Store(folder / "records"), BUDGETS["quick"].compared("a", first)
+    store, larger = Store(folder), BUDGETS["quick"].compared("a", first)
     assert larger[0] == BUDGETS["quick"].runs("a", first, 2)[0], "what is compared is run once"
-    assert [(trial.steps, trial.weight_decay, trial.seed) for trial in larger] == [(15_000, 5e-4, 1)] * 3
+    assert [(trial.steps, trial.get("weight_decay"), trial.seed) for trial in larger] == [(15_000, 5e-4, 1)] * 3
     assert [trial.learning_rate for trial in larger] == pytest.approx([first.learning_rate * by for by in (1, 3, 10)])
-    for trial, accuracy in zip(larger, (0.8, 0.9, 0.7), strict=True):
+    for trial, accuracy in zip(larger, (0.9, 0.95, 0.7), strict=True):
         assert fig6.cells(shown)["a", "none"].chosen == first, "some of them decide nothing"
-        record = {"trial": asdict(trial), "status": "finished", "points": [_point(trial.steps, 1, accuracy)]}
-        store.add({"kind": "trial", "format": loop.FORMAT, **record})
+        with store.writing():
+            store.add(Record(trial, "finished", _columns([_point(trial.steps, 1, accuracy)])))
     assert fig6.cells(shown)["a", "none"].chosen == larger[1]
     # Weight decay is not the same without.
     assert fig6.cells(shown)["b", "none"].compared == {}
@@ -291,8 +306,8 @@ def test_the_first_seed_compares_larger_rates_by_accuracy(tmp_path: Path) -> Non
 def test_a_run_that_diverged_counts_as_chance_from_there_on() -> None:
     trial = BUDGETS["smoke"].runs("c", BUDGETS["smoke"].candidates("c", "none")[0], 1)[0]
     points = [{"step": step, "test_accuracy": 0.5} for step in trial.measured()]
-    gone = {"trial": asdict(trial), "status": "diverged", "points": points[:2]}
-    whole = {"trial": asdict(trial), "status": "finished", "points": points}
+    gone = Record(trial, "diverged", _columns(points[:2]))
+    whole = Record(trial, "finished", _columns(points))
     cell = Cell({}, {}, None, (gone, whole))
     assert cell.accuracies() == [[0.1, 0.1], [0.5, 0.5]]
     assert cell.diverged == 1
@@ -307,7 +322,7 @@ def test_a_smoke_run_leaves_records_a_figure_numbers_and_a_summary(reproduced: t
     assert "trials, 8 of 2 steps; runs, 24 of 4 steps; 112 steps in all" in words(result)
     assert "(c) ζ*, last layer" in words(result)
     records = 8 + 24
-    assert len(list((folder / "records").glob("*.json"))) == records
+    assert len(Store(folder).records()) == records
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "plain SGD" in (folder / "figure.svg").read_text(encoding="utf-8")
     with (folder / "numbers.csv").open(encoding="utf-8") as file:
@@ -316,17 +331,21 @@ def test_a_smoke_run_leaves_records_a_figure_numbers_and_a_summary(reproduced: t
     assert {(row["panel"], row["method"], row["seed"]) for row in rows} == {
         (setting, name, seed) for setting in SETTINGS for name in ("none", "last") for seed in "12"
     }
-    about = Folder(folder).about
+    about = Store(folder).about
     assert about["seeds"] == 2
     assert about["calls"][0]["runs"] == records
-    timed = json.loads((folder / "times-eager.json").read_text(encoding="utf-8"))
-    assert [method["name"] for method in timed["methods"]] == list(METHODS)
-    assert not (folder / "times-captured.json").exists()
+    timed = Store(folder).times()
+    assert [entry["name"] for entry in timed["eager"]["methods"]] == list(METHODS)
+    assert list(timed) == ["eager"]
+
+
+def summary_of(out: Path, scale: str, **options: Any) -> dict[str, Any]:
+    return fig6.summary(view(EXPERIMENTS["fig6"], out, SCALES[scale], **options))
 
 
 def test_the_summary_says_what_the_records_say(reproduced: tuple[Path, Result]) -> None:
     folder = reproduced[0] / "fig6" / "smoke"
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = summary_of(reproduced[0], "smoke")
     assert summary["kind"] == "fig6"
     assert summary["command"] == "isaac-newton reproduce fig6 --scale smoke --device cpu"
     assert summary["data"] == "toy-images (generated)"
@@ -341,7 +360,7 @@ def test_the_summary_says_what_the_records_say(reproduced: tuple[Path, Result]) 
             assert curve["mean"][-1] == pytest.approx(sum(cell["values"]) / 2) == cell["mean"]
             assert curve["std"][-1] == pytest.approx(abs(cell["values"][0] - cell["values"][1]) / math.sqrt(2))
             assert curve["n"] == cell["n"] == 2
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "records").glob("*.json")]
+    records = Store(folder).records()
     own = [trial for trial in summary["trials"] if (trial["setting"], trial["method"]) == ("c", "last")]
     first = min((trial for trial in own if "train_loss" in trial), key=lambda trial: trial["train_loss"])
     larger = [trial for trial in own if "test_error" in trial]
@@ -350,48 +369,39 @@ def test_the_summary_says_what_the_records_say(reproduced: tuple[Path, Result]) 
     chosen = min(larger, key=lambda trial: trial["test_error"])
     assert summary["rows"][1]["cells"][2]["settings"] == f"η {chosen['learning_rate']:g}, λ {chosen['damping']:g}"
     finals = [
-        record["points"][-1]["test_accuracy"]
-        for record in sorted(records, key=lambda record: int(record["trial"]["seed"]))
-        if record["trial"]["steps"] == 4
-        and (record["trial"]["optimizer"], record["trial"]["conditioning"]) == ("sgd", "last")
-        and record["trial"]["learning_rate"] == chosen["learning_rate"]
+        record.final("test_accuracy")
+        for record in sorted(records, key=lambda record: record.trial.seed)
+        if (record.trial.steps, record.trial.method, record.trial.get("layers")) == (4, "sgd+isaac", "last")
+        and record.trial.learning_rate == chosen["learning_rate"]
     ]
     assert summary["rows"][1]["cells"][2]["values"] == finals
     assert summary["times"]["eager"]["methods"]["none"]["ratio"]["median"] == 1
 
 
-def test_what_is_there_is_used_and_what_is_missing_is_trained(reproduced: tuple[Path, Result]) -> None:
-    out, _ = reproduced
-    folder = out / "fig6" / "smoke"
-    before = {path: path.stat().st_mtime_ns for path in (folder / "records").iterdir()}
-    gone = min(before)
-    kept = json.loads(gone.read_text(encoding="utf-8"))
-    gone.unlink()
-    result = invoke("fig6", "--device", "cpu", "--workers", 1, "--out", out)
+def test_what_is_there_is_used_and_what_is_missing_is_trained(reproduced: tuple[Path, Result], tmp_path: Path) -> None:
+    shutil.copytree(reproduced[0], tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "fig6" / "smoke"
+    whole = {record.trial: (dict(record.curve), record.digest) for record in Store(folder).records()}
+    kept = (folder / "trials.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "trials.jsonl").write_bytes(b"".join(kept[:-1]))
+    result = invoke("fig6", "--device", "cpu", "--workers", 1, "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert " 1 of " in words(result)
-    assert "1/1" in words(result)
-    after = {path: path.stat().st_mtime_ns for path in (folder / "records").iterdir()}
-    assert {path for path in before if before[path] == after[path]} == set(before) - {gone}
-    again = json.loads(gone.read_text(encoding="utf-8"))
-    assert [point["train_loss"] for point in again["points"]] == [point["train_loss"] for point in kept["points"]]
+    assert "1 run to go" in words(result)
+    assert "1 of 1:" in words(result)
+    assert (folder / "trials.jsonl").read_bytes().startswith(b"".join(kept[:-1]))
+    assert {record.trial: (dict(record.curve), record.digest) for record in Store(folder).records()} == whole
 
 
 def test_more_seeds_add_runs_and_drawing_alone_keeps_them(reproduced: tuple[Path, Result], tmp_path: Path) -> None:
-    folder = tmp_path / "fig6" / "smoke"
-    folder.mkdir(parents=True)
-    for path in (reproduced[0] / "fig6" / "smoke").rglob("*.json"):
-        target = folder / path.relative_to(reproduced[0] / "fig6" / "smoke")
-        target.parent.mkdir(exist_ok=True)
-        target.write_bytes(path.read_bytes())
+    shutil.copytree(reproduced[0], tmp_path, dirs_exist_ok=True)
     result = invoke("fig6", "--device", "cpu", "--workers", 1, "--out", tmp_path, "--seeds", 3)
     assert result.exit_code == 0, result.output
-    assert words(result).count("2 of 6 to do") == 3
-    first = (folder / "summary.json").read_bytes()
-    assert b'"n": 3' in first
+    assert words(result).count("2 runs to go") == 3
+    first = summary_of(tmp_path, "smoke")
+    assert first["rows"][0]["cells"][0]["n"] == 3
     result = invoke("fig6", "--draw-only", "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert (folder / "summary.json").read_bytes() == first
+    assert summary_of(tmp_path, "smoke") == first
 
 
 def test_there_is_nothing_to_draw_without_a_run(tmp_path: Path) -> None:
@@ -423,36 +433,42 @@ Accuracies = Mapping[tuple[str, str], Sequence[float]]
 
 
 def fabricated(out: Path, accuracies: Accuracies, *, scale: str = "quick", ratio: float = 1.004, gpu: str = "a GPU") -> Path:
-    """Trials and runs that end with these accuracies by setting and method, times of steps, and the summary of all."""
+    """Trials and runs that end with these accuracies by setting and method, and times of steps."""
     budget, folder = fig6.BUDGETS[scale], out / "fig6" / scale
-    store = Store(folder / "records")
+    shutil.rmtree(folder, ignore_errors=True)
+    store = Store(folder)
     machine = {"cpu": "a processor", **({"gpu": gpu} if gpu else {})}
-    common = {"kind": "trial", "format": loop.FORMAT, "data": "CIFAR-10", "checksum": "c", "arithmetic": "float32"}
-    common |= {"mode": "captured", "seconds_per_step": 0.002, "status": "finished"}
-    common |= {"time": "2026-01-01", "commit": "abc", "versions": {"torch": "2"}, "machine": machine}
-    for (setting, name), finals in accuracies.items():
-        trials = budget.candidates(setting, name)
-        for place, trial in enumerate(trials):
-            store.add({**common, "trial": asdict(trial), "points": [_point(trial.steps, 1 + place, 0.3)]})
-        for trial, final in zip(budget.runs(setting, trials[0], len(finals)), finals, strict=True):
-            points = [_point(step, 1, _climb(step / trial.steps, final, trial)) for step in trial.measured()]
-            store.add({**common, "trial": asdict(trial), "points": points})
-    for mode in fig6.MODES:
-        entries = [
-            {
-                "name": name,
-                "seconds_per_step": {"median": 0.002 * own},
-                "ratio": {"median": own, "low": own - 0.001, "high": own + 0.001},
-            }
-            for name, own in {"none": 1.0, "last": ratio, "reduce": 1.2}.items()
-        ]
-        record = {"methods": entries, "left_out": {"max_rows": "cannot be one CUDA graph"}, "machine": machine}
-        path = folder / f"times-{mode}.json"
-        path.write_text(json.dumps({**record, "time": "2026", "commit": "abc", "arithmetic": "float32"}), encoding="utf-8")
-    seeds = max((len(finals) for finals in accuracies.values()), default=0)
-    means = Means(command="isaac-newton", seeds=seeds)
-    write(folder / "summary.json", fig6.summary(view(EXPERIMENTS["fig6"], out, SCALES[scale], means=means)))
+    about = {"data": "CIFAR-10", "checksum": "c", "arithmetic": "float32", "mode": "captured"}
+    about |= {"commit": "abc", "versions": {"torch": "2"}, "machine": machine}
+
+    def add(trial: Trial, points: list[dict[str, float]]) -> None:
+        store.add(Record(trial, "finished", _columns(points), 0.002, about, "2026-01-01"))
+
+    with store.writing():
+        for (setting, name), finals in accuracies.items():
+            trials = budget.candidates(setting, name)
+            for place, trial in enumerate(trials):
+                add(trial, [_point(trial.steps, 1 + place, 0.3)])
+            for trial, final in zip(budget.runs(setting, trials[0], len(finals)), finals, strict=True):
+                add(trial, [_point(step, 1, _climb(step / trial.steps, final, trial)) for step in trial.measured()])
+        for mode in fig6.MODES:
+            entries = [
+                {
+                    "name": name,
+                    "seconds_per_step": {"median": 0.002 * own},
+                    "ratio": {"median": own, "low": own - 0.001, "high": own + 0.001},
+                }
+                for name, own in {"none": 1.0, "last": ratio, "reduce": 1.2}.items()
+            ]
+            record = {"methods": entries, "left_out": {"max_rows": "cannot be one CUDA graph"}, "machine": machine}
+            store.add_times(mode, {**record, "time": "2026", "commit": "abc", "arithmetic": "float32"})
+        seeds = max((len(finals) for finals in accuracies.values()), default=0)
+        store.note({"id": "fig6", "seeds": seeds, "calls": [{"command": "isaac-newton"}]})
     return folder
+
+
+def _columns(points: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+    return {name: [point[name] for point in points] for name in points[0]}
 
 
 def _point(step: int, loss: float, accuracy: float) -> dict[str, float]:
@@ -552,21 +568,13 @@ def test_the_largest_scale_with_all_settings_counts(tmp_path: Path) -> None:
     assert verdicts(tmp_path)["E4.6"] == Verdict.FAILS
 
 
-def test_a_summary_of_something_else_is_refused(tmp_path: Path) -> None:
-    path = fabricated(tmp_path, AS_PRINTED) / "summary.json"
-    path.write_text('{"kind": "tab1"}', encoding="utf-8")
-    with pytest.raises(StoreError, match="is not a summary of Figure 6"):
-        verdicts(tmp_path)
-
-
 def test_part_of_the_runs_is_drawn_and_what_was_left_out_is_said(tmp_path: Path) -> None:
     folder = fabricated(tmp_path, {("c", "none"): (0.9, 0.901), ("c", "last"): (0.85, 0.851), ("b", "none"): (0.9,)})
-    (folder / "summary.json").unlink()
     known = view(EXPERIMENTS["fig6"], tmp_path, SCALES["quick"])
     fig6.write_all(known)
     pictures(EXPERIMENTS["fig6"].figure(known), folder / "figure")
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = summary_of(tmp_path, "quick")
     assert [panel["name"] for panel in summary["panels"]] == ["b", "c"]
     assert summary["rows"][1]["cells"][:2] == [None, None]
     assert summary["panels"][0]["curves"][0]["std"] is None

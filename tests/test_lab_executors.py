@@ -1,11 +1,14 @@
-"""The same runs give the same records wherever they are trained."""
+"""The same runs give the same records wherever they are trained, and whenever they are killed."""
 
 import contextlib
 import importlib.util
-import math
 import multiprocessing
 import os
+import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,98 +19,91 @@ import torch
 from rich.console import Console
 
 from isaac_lab import executors, progress
-from isaac_lab.config import Config, ConfigError
 from isaac_lab.data.sets import DataError, load
-from isaac_lab.executors import ExecutorError, plan, run
+from isaac_lab.executors import Call, ExecutorError, plan, run
 from isaac_lab.progress import Update
-from isaac_lab.store import Log, Record, Store, StoreError
+from isaac_lab.record import Record, Store
+from isaac_lab.training import StoppedError, can_stack
+from isaac_lab.trial import Trial, TrialError
 
-CONFIG = Config(data="digits", hidden=(16, 12), epochs=2, learning_rate=0.1)
-#: A small grid with all sectors, a run that diverges, and two that no ensemble can train.
+TRIAL = Trial("mnist-mlp", "sgd", (("learning_rate", 0.1),), (("width", 16),), steps=48, points=2, small=True)
+STAR = replace(TRIAL, method="sgd+isaac").having(damping=0.1)
+#: A small grid with all sectors, a run that diverges, and three that no ensemble can train.
 GRID = [
-    *(replace(CONFIG, damping=a, output_damping=g) for a in (0.1, 1.0) for g in (0.1, math.inf)),
-    CONFIG,
-    replace(CONFIG, learning_rate=1e8),
-    replace(CONFIG, damping=0.1, layers=(1, 3)),
-    replace(CONFIG, damping=0.1, output_damping=0.1, kfac=True),
+    *(STAR.having(damping=a, output_damping=g) for a in (0.1, 1.0) for g in (0.1, None)),
+    TRIAL,
+    TRIAL.having(learning_rate=1e8),
+    STAR.having(layers=(1, 3)),
+    replace(TRIAL, method="kfac").having(damping=0.1),
+    replace(TRIAL, method="adamw", schedule="cosine", workload="cifar-resnet18", variant=(), steps=6).having(
+        learning_rate=0.001
+    ),
 ]
+
+
+def trained(trials: list[Trial], folder: Path, **options: Any) -> list[Record]:
+    store = Store(folder)
+    with store.writing():
+        run(trials, store, Call(**options))
+    return [record for trial in trials if (record := store.get(trial)) is not None]
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
-    return run(GRID, Store(tmp_path_factory.mktemp("local")), scale="smoke")
+    return trained(GRID, tmp_path_factory.mktemp("local"))
 
 
-def without_times(record: Record) -> Record:
-    """What must be the same everywhere; NaN is written as text, because it does not equal itself."""
-    points = tuple(replace(point, seconds=0.0, train_loss=str(point.train_loss)) for point in record.points)  # type: ignore[arg-type]
-    points = tuple(replace(point, test_loss=str(point.test_loss)) for point in points)  # type: ignore[arg-type]
-    return replace(record, points=points, origin={}, executor="", copies=1, wall=0.0)
+def told(records: list[Record]) -> list[Any]:
+    """What must be the same everywhere."""
+    return [(record.trial, record.status, dict(record.curve), record.digest) for record in records]
 
 
-def assert_same(records: list[Record], expected: list[Record]) -> None:
-    assert [without_times(record) for record in records] == [without_times(record) for record in expected]
-
-
-def test_a_run_in_this_process_is_recorded(local: list[Record]) -> None:
-    assert [record.config for record in local] == GRID
-    assert [record.status for record in local] == ["finished"] * 5 + ["diverged"] + ["finished"] * 2
-    for record in local:
-        assert record.executor == "local"
-        assert record.scale == "smoke"
-        assert record.origin["data"] == {"name": "digits", "checksum": load("digits").checksum}
-        assert record.origin["versions"]["torch"] == importlib.metadata.version("torch")
-        assert record.origin["machine"]["threads"] == 1
-    steps = len(load("digits").train_labels) // 60
-    assert [point.step for point in local[0].points] == [0, steps, 2 * steps]
-    assert 0 == local[0].points[0].seconds < local[0].points[1].seconds < local[0].points[2].seconds < local[0].wall
+def test_a_run_in_this_process_is_recorded(local: list[Record], tmp_path: Path) -> None:
+    assert [record.trial for record in local] == GRID
+    assert [record.status for record in local] == ["finished"] * 5 + ["diverged"] + ["finished"] * 3
+    for record in local[:8]:
+        assert record.about["executor"] == "local"
+        assert (record.about["data"], record.about["checksum"]) == ("digits", load("digits").checksum)
+        assert record.about["versions"]["torch"] == importlib.metadata.version("torch")
+        assert record.about["machine"]["threads"] == 1
+    assert local[0].curve["step"] == [0, 24, 48]
 
 
 def test_an_ensemble_gives_the_same_records_to_float32_accuracy(local: list[Record], tmp_path: Path) -> None:
-    records = run(GRID, Store(tmp_path), executor="ensemble", scale="smoke")
-    for record, expected in zip(records, local, strict=True):
-        assert record.config == expected.config
-        assert record.status == expected.status
-        assert record.executor == ("ensemble" if executors.can_stack(record.config) else "local")
-        assert record.copies == (6 if record.executor == "ensemble" else 1)
-        for point, other in zip(record.points, expected.points, strict=True):
-            if not math.isnan(other.train_loss):
-                assert point.train_loss == pytest.approx(other.train_loss, rel=2e-4)
-                assert point.test_loss == pytest.approx(other.test_loss, rel=2e-4)
-                assert point.test_accuracy == pytest.approx(other.test_accuracy, abs=0.01)
+    for record, expected in zip(trained(GRID, tmp_path, executor="ensemble"), local, strict=True):
+        assert (record.trial, record.status) == (expected.trial, expected.status)
+        stacks = can_stack(record.trial)
+        assert (record.about["executor"], record.about["copies"]) == (("ensemble", 6) if stacks else ("local", 1))
+        for name in record.curve:
+            assert record.column(name) == pytest.approx(expected.column(name), rel=2e-4, abs=0.01, nan_ok=True)
 
 
 class _Killer:
-    """Kills a worker at each of the first updates."""
+    """Kills workers, so many times."""
 
     def __init__(self, kills: float) -> None:
-        self.kills, self.updates = kills, 0
+        self.kills = kills
 
     def __call__(self, update: Update) -> None:
-        self.updates += 1
         if self.kills > 0:
             self.kills -= 1
-            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+            for child in multiprocessing.active_children()[:1]:
+                os.kill(child.pid or 0, signal.SIGKILL)
 
 
 def test_several_processes_give_the_same_records_also_where_one_is_killed(local: list[Record], tmp_path: Path) -> None:
     killer = _Killer(1)
-    records = run(GRID, Store(tmp_path), executor="processes", scale="smoke", progress=killer)
-    assert_same(records, local)
+    records = trained(GRID, tmp_path, executor="processes", progress=killer)
+    assert told(records) == told(local)
     assert killer.kills == 0
-    assert {record.executor for record in records} == {"processes"}
+    assert {record.about["executor"] for record in records} == {"processes"}
     assert not multiprocessing.active_children()
 
 
-def test_a_run_whose_worker_dies_again_is_an_error_that_keeps_what_is_finished(tmp_path: Path) -> None:
-    with pytest.raises(ExecutorError, match=r"died twice, with exit code -9 \(-9 is a kill"):
-        run(GRID[:1], Store(tmp_path), executor="processes", scale="smoke", progress=_Killer(math.inf), workers=1)
-    assert not multiprocessing.active_children()
-
-
-def test_an_error_in_a_worker_is_raised_here(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="examples must be at most"):
-        run([replace(CONFIG, examples=10**6)], Store(tmp_path), executor="processes", scale="smoke")
+def test_an_error_in_a_worker_is_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "_checked", lambda trial, call: None)
+    with pytest.raises(TrialError, match="sgd takes no damping"):
+        trained([TRIAL.having(damping=0.1)], tmp_path, executor="processes")
     assert not multiprocessing.active_children()
 
 
@@ -144,71 +140,56 @@ def test_a_ray_cluster_of_two_nodes_gives_the_same_records_also_where_a_worker_i
         cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
         ray.init(address=cluster.address, log_to_driver=False)
         assert len([node for node in ray.nodes() if node["Alive"]]) == 2
-        records = run(GRID, Store(tmp_path), executor="ray", scale="smoke", progress=kill)
+        records = trained(GRID, tmp_path, executor="ray", progress=kill)
     finally:
         ray.shutdown()
         cluster.shutdown()
     assert killed
-    assert_same(records, local)
-    assert {record.executor for record in records} == {"ray"}
+    assert told(records) == told(local)
+    assert {record.about["executor"] for record in records} == {"ray"}
 
 
 def test_without_ray_one_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "installed", lambda module: False)
     with pytest.raises(ExecutorError, match=r"the executor ray needs Ray; install it with: pip install 'isaac-newton\[ray\]'"):
-        run([CONFIG], Store(tmp_path), executor="ray", scale="smoke")
+        trained([TRIAL], tmp_path, executor="ray")
 
 
 @pytest.mark.parametrize("executor", ["local", "ensemble"])
-def test_what_has_ended_is_not_trained_again(executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run(GRID[4:7], Store(tmp_path), executor=executor, scale="smoke")
-    assert {record.status for record in first} == {"finished", "diverged"}
-    trained: list[Config] = []
-    open_ = Store.open
-
-    def watched(store: Store, configs: Any, **options: Any) -> Log:
-        trained.extend(configs)
-        return open_(store, configs, **options)
-
-    monkeypatch.setattr(Store, "open", watched)
-    again = run([*GRID[4:7], GRID[0], GRID[4]], Store(tmp_path), executor=executor, scale="smoke")
-    assert trained == [GRID[0]]
-    assert again[:3] == first or [str(record) for record in again[:3]] == [str(record) for record in first]
-    assert [record.config for record in again] == [*GRID[4:7], GRID[0], GRID[4]]
-    with pytest.raises(StoreError, match=r"has records of 1 of these runs already; resume them, or choose another directory"):
-        run([GRID[0], replace(CONFIG, seed=5)], Store(tmp_path), executor=executor, scale="smoke", resume=False)
+def test_what_has_ended_is_not_trained_again(executor: str, tmp_path: Path) -> None:
+    first = trained(GRID[4:7], tmp_path, executor=executor)
+    seen: list[Trial] = []
+    again = trained(
+        [*GRID[4:7], GRID[0], GRID[4]], tmp_path, executor=executor, progress=lambda update: seen.extend(update.trials)
+    )
+    assert set(seen) == {GRID[0]}
+    assert again[:3] == first
 
 
-def test_without_zeta_the_record_of_one_curvature_is_that_of_the_other(tmp_path: Path) -> None:
-    (first,) = run([CONFIG], Store(tmp_path), scale="smoke")
-    empirical = replace(CONFIG, curvature="empirical")
-    (second,) = run([empirical], Store(tmp_path), scale="smoke")
-    assert second == replace(first, config=empirical)
+# Plans
 
 
 def test_an_ensemble_takes_together_what_differs_in_rates_dampings_and_seeds_only(tmp_path: Path) -> None:
-    empirical = replace(CONFIG, damping=1.0, output_damping=1.0, curvature="empirical")
-    configs = [
-        replace(CONFIG, learning_rate=0.3),
-        replace(CONFIG, damping=1.0, seed=2),
-        empirical,
-        replace(CONFIG, hidden=(16,)),
-        replace(CONFIG, optimizer="adam", damping=1.0),
-        replace(CONFIG, layers=(1,), damping=1.0),
+    trials = [
+        TRIAL.having(learning_rate=0.3),
+        replace(STAR, seed=2),
+        STAR.having(output_damping=1.0, curvature="empirical"),
+        TRIAL.varied(width=8),
+        replace(STAR, method="adam+isaac"),
+        STAR.having(layers=(1,)),
     ]
-    groups = plan(configs, Store(tmp_path), executor="ensemble")
+    groups = plan(trials, Store(tmp_path), Call("ensemble"))
     # Without ζ a run has no curvature of its own and joins those that have one. The rates are in order.
-    assert [set(group.configs) for group in groups] == [{*configs[:3]}, {configs[3]}, {configs[4]}, {configs[5]}]
-    assert [config.learning_rate for config in groups[0].configs] == [0.1, 0.1, 0.3]
-    assert [group.stacked for group in groups] == [True, True, True, False]
-    assert [len(group.configs) for group in plan(configs, Store(tmp_path), executor="local")] == [1] * 6
+    assert [set(group) for group in groups] == [{*trials[:3]}, {trials[3]}, {trials[4]}, {trials[5]}]
+    assert [trial.learning_rate for trial in groups[0]] == [0.1, 0.1, 0.3]
+    assert [len(group) for group in plan(trials, Store(tmp_path), Call())] == [1] * 6
 
 
 def test_an_ensemble_is_split_where_memory_or_its_user_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = [replace(CONFIG, seed=seed) for seed in range(10)]
+    trials = [replace(TRIAL, seed=seed) for seed in range(10)]
 
     def sizes(**options: Any) -> list[int]:
-        return [len(group.configs) for group in plan(configs, Store(tmp_path), executor="ensemble", **options)]
+        return [len(group) for group in plan(trials, Store(tmp_path), Call("ensemble", **options))]
 
     assert sizes() == [10]
     assert sizes(copies=4) == [3, 3, 4]
@@ -216,66 +197,132 @@ def test_an_ensemble_is_split_where_memory_or_its_user_says_so(tmp_path: Path, m
     assert sizes() == [1] * 10
 
 
-def test_groups_that_were_begun_go_on_as_they_were_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, later = GRID[:6], replace(CONFIG, seed=9)
-
-    def stop(log: Log, weights: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Log, "end", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run(first, Store(tmp_path), executor="ensemble", scale="smoke")
+def test_groups_that_were_begun_go_on_as_they_were_begun(tmp_path: Path) -> None:
+    first, later = GRID[:6], replace(TRIAL, seed=9)
     store = Store(tmp_path)
-    assert {record.status for record in store.records()} == {"unfinished", "diverged"}
-    waiting = [config for config in first if config.learning_rate < 1]
-    groups = plan([later, *waiting], store, executor="ensemble")
-    assert [set(group.configs) for group in groups] == [set(first), {later}]
+    with store.writing(), pytest.raises(KeyboardInterrupt):
+        run(first, store, Call("ensemble", seconds=0, progress=_Stop(2)))
+    assert [set(group) for group in plan([later, *first], store, Call("ensemble"))] == [set(first), {later}]
     # Not all that the group would train was asked for.
-    assert [set(group.configs) for group in plan(waiting[1:], store, executor="ensemble")] == [set(waiting[1:])]
-    records = run([later, *first], store, executor="ensemble", scale="smoke")
-    assert {record.copies for record in records} == {6, 1}
+    assert [set(group) for group in plan(first[1:], store, Call("ensemble"))] == [set(first[1:])]
+    assert {record.about["copies"] for record in trained([later, *first], tmp_path, executor="ensemble")} == {6, 1}
 
 
-def test_updates_tell_loss_accuracy_speed_and_time_left(tmp_path: Path) -> None:
+class _Stop:
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self, update: Update) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+# Ends
+
+
+def test_when_time_is_up_what_ended_is_kept_and_the_rest_goes_on(local: list[Record], tmp_path: Path) -> None:
+    with pytest.raises(StoppedError):
+        trained(GRID, tmp_path, until=time.time() - 1)
+    store = Store(tmp_path)
+    with store.writing(), pytest.raises(StoppedError):
+        run(GRID, store, Call(until=time.time() + 0.3, seconds=0))
+    assert store.missing(GRID)
+    assert told(trained(GRID, tmp_path)) == told(local)
+    assert not list((tmp_path / "checkpoints").glob("*"))
+
+
+PROGRAM = """
+import sys, torch
+from pathlib import Path
+from isaac_lab.executors import Call, run
+from isaac_lab.record import Store
+from test_lab_executors import GRID
+torch.set_num_threads(1)
+store = Store(Path(sys.argv[1]))
+print("begin", flush=True)
+with store.writing() as mended:
+    run(GRID, store, Call(sys.argv[2], seconds=0))
+print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("executor", ["local", "ensemble", "processes"])
+def test_runs_killed_at_any_moment_end_with_the_same_bits(executor: str, local: list[Record], tmp_path: Path) -> None:
+    """ISAAC_KILLS says how often; with more than there is time for, the process ends by itself at last."""
+    whole = told(local if executor != "ensemble" else trained(GRID, tmp_path / "whole", executor="ensemble"))
+    folder, draw = tmp_path / "killed", random.Random(7)
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(Path(executors.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    kills = 0
+    for _ in range(int(os.environ.get("ISAAC_KILLS", "10"))):
+        command = [sys.executable, "-c", PROGRAM, str(folder), executor]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begin\n"
+            time.sleep(draw.uniform(0.0, 0.6 if executor != "processes" else 5.0))
+            process.kill()
+            kills += process.stdout.readline() != "end\n"
+    assert kills
+    assert told(trained(GRID, folder, executor=executor)) == whole
+
+
+def test_updates_tell_loss_accuracy_and_speed(tmp_path: Path) -> None:
     seen: list[Update] = []
-    (record,) = run([CONFIG], Store(tmp_path), scale="smoke", progress=seen.append)
-    assert [(update.epoch, update.epochs, update.ended) for update in seen] == [(0, 2, False), (1, 2, False), (2, 2, True)]
-    assert [update.train_loss for update in seen] == [point.train_loss for point in record.points]
-    assert [update.test_accuracy for update in seen] == [point.test_accuracy for point in record.points]
-    assert seen[0].steps_per_second is None
-    assert seen[1].steps_per_second is not None
-    assert seen[1].steps_per_second > 0
-    assert seen[1].remaining is not None
-    assert seen[2].remaining == 0
-    assert seen[0].title == "digits 16-12: sgd 0.1"
+    (record,) = trained([TRIAL], tmp_path, progress=seen.append)
+    assert [(update.step, len(update.ended)) for update in seen] == [(0, 0), (24, 0), (48, 0), (48, 1)]
+    assert seen[2].found.startswith("loss 2.3")
+    assert not seen[0].per_second
+    assert seen[1].per_second is not None
+    assert seen[3].ended == (record,)
 
 
-def test_bars_show_what_updates_tell(tmp_path: Path) -> None:
-    console = Console(record=True, force_terminal=True, width=120, file=(tmp_path / "screen").open("w"))
-    with console.file, progress.bars(console, total=2) as show:
-        update = Update("a", "digits 16-12: 3 networks", 1, 2, 0.125, 0.5, 1234.0, 61.0, False)
-        show(update)
-        show._display.refresh()
-        show(replace(update, epoch=2, train_loss=math.nan, ended=True))
-    text = console.export_text()
-    assert "digits 16-12: 3 networks" in text
-    assert "loss 0.125  accuracy 50.0%  1,234 steps/s  1:01 left" in text
+def test_bars_and_lines_show_what_updates_tell(tmp_path: Path) -> None:
+    for terminal in (True, False):
+        console = Console(record=True, force_terminal=terminal, width=120, file=(tmp_path / f"{terminal}").open("w"))
+        with console.file, progress.display(console) as show:
+            show.begin("fig1", 2)
+            show(Update((TRIAL,), 24, "loss 0.125, accuracy 50.0%", 1234.0))
+            if show._bars is not None:
+                show._bars.refresh()
+            ended = Record(TRIAL, "finished", {"step": [48], "train_loss": [0.5]})
+            show(Update((TRIAL,), 48, ended=(ended,)))
+            show(Update((STAR, TRIAL), 48, ended=(ended, replace(ended, status="diverged"))))
+        text = console.export_text()
+        assert "fig1: 2 runs to go" in text
+        assert "1 of 2: mnist-mlp width 16 sgd η 0.1 seed 0: train loss 0.5" in text
+        assert "1 of 2 diverged" in text
+        assert ("1,234 steps/s" in text) is terminal
 
 
-def test_bad_input_is_named_and_nothing_is_written(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    with pytest.raises(ExecutorError, match="there is no executor 'slurm'; there are local, processes, ensemble, ray"):
-        run([CONFIG], store, executor="slurm", scale="smoke")
-    with pytest.raises(ExecutorError, match="device must be cpu or cuda, got 'tpu'"):
-        run([CONFIG], store, device="tpu", scale="smoke")
-    with pytest.raises(ExecutorError, match="workers must be >= 1, got 0"):
-        run([CONFIG], store, workers=0, scale="smoke")
+def test_bad_input_is_named_and_nothing_is_trained(tmp_path: Path) -> None:
+    most = 8 * (os.cpu_count() or 1)
+    for options, message in (
+        ({"executor": "slurm"}, "there is no executor 'slurm'; there are local, processes, ensemble, ray"),
+        ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'"),
+        ({"workers": 0}, f"workers must be 1 to {most} on this machine, got 0"),
+        ({"workers": 1000}, f"workers must be 1 to {most} on this machine, got 1000"),
+        ({"copies": 0}, "copies must be >= 1, got 0"),
+    ):
+        with pytest.raises(ExecutorError, match=message):
+            trained([TRIAL], tmp_path, **options)
     if not torch.cuda.is_available():
         with pytest.raises(ExecutorError, match="this machine has no CUDA device"):
-            run([CONFIG], store, device="cuda", scale="smoke")
+            trained([TRIAL], tmp_path, device="cuda")
     with pytest.raises(DataError, match="there is no data set 'cifar'"):
-        run([replace(CONFIG, data="cifar")], store, scale="smoke")
-    with pytest.raises(ConfigError, match="batch must be at most"):
-        run([replace(CONFIG, batch=10**6)], store, executor="ensemble", scale="smoke")
-    assert not (tmp_path / "store").exists()
+        trained([TRIAL, TRIAL.varied(data="cifar")], tmp_path)
+    with pytest.raises(TrialError, match="batch must be at most"):
+        trained([TRIAL.varied(batch=10**6)], tmp_path, executor="ensemble")
+    assert Store(tmp_path).records() == []
+
+
+def test_a_process_ends_with_the_one_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Parent:
+        def join(self) -> None:
+            pass
+
+    ended: list[int] = []
+    monkeypatch.setattr(multiprocessing, "parent_process", Parent)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    executors._end_with_parent()
+    assert ended == [1]

@@ -1,6 +1,5 @@
 """The page: what stands on it, from committed records and from ones that were made up, and how it behaves in Chromium."""
 
-import csv
 import json
 import math
 import re
@@ -16,17 +15,23 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from isaac_lab import lines as stored
 from isaac_lab import words
 from isaac_lab.charts import lines
+from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.report import report
-from isaac_lab.evidence import Evidence, Verdict
+from isaac_lab.experiments import EXPERIMENTS
+from isaac_lab.experiments.folder import view
+from isaac_lab.experiments.recipe import SCALES
 from isaac_lab.page import build as building
 from isaac_lab.page import headline, promises
+from isaac_lab.page import race as race_page
 from isaac_lab.page.parts import Figure, Heading, Section, Source, Table, Tiles
 from isaac_lab.page.race import section as race_section
 from isaac_lab.page.race import summaries
 from isaac_lab.page.render import page as render
-from isaac_lab.store import StoreError
+from isaac_lab.race.standings import summarize
+from isaac_lab.record import FORMAT, Store, StoreError
 
 pytest.importorskip("vl_convert", reason="the extra [report] is not installed")
 
@@ -190,9 +195,30 @@ FIG6 = TAB1 | {
 
 
 def write(path: Path, data: Mapping[str, Any]) -> Path:
+    """What the records of a folder would say, beside a file without records."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data), encoding="utf-8")
+    (path.parent / "trials.jsonl").write_bytes(stored.encode({"format": FORMAT}))
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _made_up_summaries() -> Iterator[None]:
+    """Where a folder has a summary.json that a test made up, that is what its records say."""
+    real = Evidence._read_summary
+
+    def race_of(store: Store) -> dict[str, Any]:
+        path = store.folder / "summary.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else summarize(store)
+
+    def other(self: Evidence, experiment: str, scale: str) -> dict[str, Any]:
+        path = self.records / experiment / scale / "summary.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else real(self, experiment, scale)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(race_page, "summarize", race_of)
+        patch.setattr(Evidence, "_read_summary", other)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -253,9 +279,9 @@ def test_nothing_is_loaded_from_elsewhere(committed: str) -> None:
 def test_every_committed_panel_has_its_map(committed: str) -> None:
     expected: Counter[str] = Counter()
     for name in ("fig1", "fig3", "fig4", "figA3"):
-        for path in (RESULTS / "reproduce" / name).glob("*/numbers.csv"):
-            with path.open(encoding="utf-8") as file:
-                expected.update(f"map-{name.lower()}-{path.parent.name}-{row['panel']}" for row in csv.DictReader(file))
+        for scale in ("paper", "quick"):
+            for own in view(EXPERIMENTS[name], RESULTS / "reproduce", SCALES[scale]).outcomes:
+                expected[f"map-{name.lower()}-{scale}-{own.panel.name}"] += len(own.all())
     maps = {name: len(chart["values"]) for name, chart in charts(committed).items() if name.startswith("map-")}
     assert maps == expected
     assert maps["map-fig1-paper-b"] == 13 * 13 + 13 + 1
@@ -328,15 +354,16 @@ def test_wrong_folders_are_named(tmp_path: Path) -> None:
     assert "is a folder" in said(folder)
 
 
-@pytest.mark.parametrize("wrong", ["{", '{"kind": "tab1"}', '{"kind": "race", "title": "x"}'], ids=["torn", "kind", "entries"])
-def test_a_damaged_summary_is_named_and_the_old_page_stays(tmp_path: Path, wrong: str) -> None:
-    path = write(tmp_path / "results/race/mnist-mlp/quick/summary.json", {})
-    path.write_text(wrong, encoding="utf-8")
+@pytest.mark.parametrize("wrong", ["{", '{"kind": "tab1"}', ""], ids=["torn", "foreign", "empty"])
+def test_damaged_records_are_named_and_the_old_page_stays(tmp_path: Path, wrong: str) -> None:
+    folder = tmp_path / "results/race/mnist-mlp/quick"
+    shutil.copytree(RESULTS / "race/mnist-mlp/quick", folder)
+    (folder / "trials.jsonl").write_text(wrong, encoding="utf-8")
     out = tmp_path / "report.html"
     out.write_text("old", encoding="utf-8")
-    result = invoke("--out", out, "--results", path.parents[3])
+    result = invoke("--out", out, "--results", tmp_path / "results")
     assert result.exit_code == 2
-    assert "race/mnist-mlp/quick/summary.json" in said(result).replace(" ", "")
+    assert "race/mnist-mlp/quick/trials.jsonl,line1:" in said(result).replace(" ", "")
     assert out.read_text(encoding="utf-8") == "old"
     assert [own.name for own in tmp_path.iterdir() if own.suffix == ".part"] == []
 

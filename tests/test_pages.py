@@ -1,6 +1,5 @@
 """Pages claim only what stands: withdrawn sentences stay out, the README's numbers are those of records, prose is plain."""
 
-import csv
 import importlib.util
 import json
 import re
@@ -12,8 +11,12 @@ from typing import Any
 import pytest
 
 import isaac_newton
+from isaac_lab.experiments import EXPERIMENTS
+from isaac_lab.experiments.folder import view
+from isaac_lab.experiments.recipe import SCALES
 from isaac_lab.page import build
 from isaac_lab.race import ends as ends_of
+from isaac_lab.race.headline import summaries
 from isaac_lab.significance import contrast
 
 ROOT = Path(__file__).parent.parent
@@ -135,9 +138,8 @@ def test_eager_and_captured_stand_side_by_side_as_recorded(title: str, kind: str
 
 
 def test_the_gain_of_figure_5_is_that_of_its_record() -> None:
-    with (ROOT / "results" / "reproduce" / "fig5" / "quick" / "numbers.csv").open(encoding="utf-8") as file:
-        ended = [row for row in csv.DictReader(file) if row["epoch"] == "4"]
-    plain, ours = ([float(row["train_loss"]) for row in ended if row["curve"] == name] for name in ("none", "all"))
+    (found_runs,) = view(EXPERIMENTS["fig5"], ROOT / "results" / "reproduce", SCALES["quick"]).outcomes
+    plain, ours = ([run.final("train_loss") for run in found_runs.records[name]] for name in ("none", "all"))
     means = [f"{sum(own) / len(own):.4f}" for own in (plain, ours)]
     found = contrast(plain, ours)
     assert found.ahead
@@ -174,7 +176,7 @@ def test_the_table_on_the_auto_encoder_is_that_of_its_record(capsys: pytest.Capt
 
 
 def test_what_pages_say_of_all_races_is_what_their_records_say() -> None:
-    races = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results" / "race").glob("*/*/summary.json")]
+    races = list(summaries(ROOT / "results" / "race").values())
     lowest = Counter(ends_of.lowest(race) for race in races)
     assert f"SOAP is lowest in {lowest['SOAP']} of {len(races)} races" in words(INTEGRITY.read_text(encoding="utf-8"))
     assert lowest["AdamW + ISAAC"] == 0

@@ -1,5 +1,6 @@
 """The race: everyone is tuned alike, the target is AdamW's, nothing is left out, and a kill loses nothing."""
 
+import io
 import json
 import math
 import re
@@ -11,16 +12,23 @@ from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from isaac_lab.commands.race import race
+from isaac_lab import executors, methods
+from isaac_lab import method as known_methods
+from isaac_lab.commands.race import race as command_of_the_race
+from isaac_lab.data.files import DataError
+from isaac_lab.experiments.folder import Means
+from isaac_lab.lines import encode
 from isaac_lab.page import race as page
+from isaac_lab.progress import Display
 from isaac_lab.race import headline, runner, standings, tables, tuning
 from isaac_lab.race.course import COURSES, SCALES, Course, Range, Scale
-from isaac_lab.race.entrants import Entrant, entrants, length
-from isaac_lab.trials import loop, methods
-from isaac_lab.trials.store import Store
-from isaac_lab.trials.trial import Trial
+from isaac_lab.race.entrants import Entrant, arm, entrants, length
+from isaac_lab.record import Record, Store, StoreError
+from isaac_lab.study import resolve
+from isaac_lab.trial import Trial
 
 TINY = Scale("smoke", small=True, trials=2, seeds=2, points=4, rounds=1, longest=60)
 MLP = replace(COURSES["mnist-mlp"], lengths={"smoke": 8})
@@ -39,8 +47,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return found
+    return standings.summarize(Store(folder))
+
+
+class Told(Display):
+    """What people would read."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(file=io.StringIO()), None)
+        self.lines: list[str] = []
+
+    def say(self, what: str) -> None:
+        self.lines.append(what)
+
+
+def told_to(shown: Told) -> Means:
+    return Means(executors.Call(progress=shown), display=shown)
 
 
 # The rules
@@ -67,7 +89,7 @@ def test_everyone_has_as_many_trials_in_ranges_as_wide(course: Course) -> None:
         assert len(space) <= 2
         for scale in SCALES.values():
             points = tuning.places(len(space), scale.trials)
-            trials = [entrant.trial(course, scale, point, steps=10, seed=0) for point in points]
+            trials = [entrant.trial(course, scale, point, steps=10) for point in points]
             assert len(set(trials)) == scale.trials
             assert all(space["learning_rate"].low <= trial.learning_rate <= space["learning_rate"].high for trial in trials)
 
@@ -83,26 +105,37 @@ def test_who_races() -> None:
 
 def test_settings_become_a_trial() -> None:
     gpt = COURSES["char-gpt"]
-    muon = Entrant("isaac-muon", "", "muon", "zeta_star").trial(gpt, SCALES["quick"], (0.5, 1 / 3), steps=1000, seed=2)
-    assert (muon.learning_rate, muon.damping, muon.second_rate) == (0.02, 0.1, 0.003)
-    assert (muon.relative, muon.weight_decay, muon.schedule, muon.seed, muon.small) == (True, 0.1, "cosine", 2, False)
-    plain = Entrant("momentum", "", "momentum").trial(COURSES["cifar-resnet18"], SCALES["smoke"], (0.0,), steps=5, seed=0)
-    assert (plain.weight_decay, plain.relative, plain.damping, plain.small, plain.points) == (5e-4, False, 0.0, True, 15)
+    muon = Entrant("isaac-muon", "", "muon+isaac").trial(gpt, SCALES["quick"], (0.5, 1 / 3), steps=1000)
+    assert (muon.learning_rate, muon.damping, muon.get("second_rate")) == (0.02, 0.1, 0.003)
+    assert (muon.get("relative"), muon.get("weight_decay"), muon.schedule, muon.small) == (True, 0.1, "cosine", False)
+    plain = Entrant("momentum", "", "momentum").trial(COURSES["cifar-resnet18"], SCALES["smoke"], (0.0,), steps=5)
+    assert (plain.get("weight_decay"), plain.get("relative"), plain.damping) == (5e-4, None, math.inf)
+    assert (plain.small, plain.points) == (True, 15)
     assert length(COURSES["cifar-resnet18"], SCALES["full"], epoch=500) == 7500
     assert length(MLP, TINY, epoch=500) == 8
 
 
-def record(values: Sequence[float | None], *, step: int = 10, status: str = "finished", seed: int = 1) -> dict[str, Any]:
-    points = [{"step": number * step, "train_loss": value} for number, value in enumerate(values)]
-    return {"points": points, "status": status, "trial": {"seed": seed}}
+def record(values: Sequence[float | None], *, status: str = "finished", trial: Trial | None = None) -> Record:
+    curve = {"step": [10.0 * number for number in range(len(values))], "train_loss": values}
+    return Record(trial or Trial("mnist-mlp", "sgd"), status, curve)
+
+
+def chosen(values: Sequence[Sequence[float | None]]) -> int | None:
+    """Which of the tuning runs with these curves a race would go on with."""
+    entrant = next(one for one in entrants(MLP) if one.name == "sgd")
+    own = arm(entrant, MLP, replace(TINY, trials=len(values)), steps=8, quantity="train_loss")
+    tuning = list(own.search[0].candidates(None))
+    kept = {trial: record(curve, trial=trial) for trial, curve in zip(tuning, values, strict=True)}
+    best = resolve(own, kept).best
+    return None if best is None else tuning.index(best)
 
 
 def test_a_tuning_run_is_judged_by_its_last_three_measurements() -> None:
     assert tuning.ending(record([9, 3, 2, 1]), "train_loss") == 2
     assert tuning.ending(record([9, 1, None], status="diverged"), "train_loss") == math.inf
     assert tuning.ending(record([9, 1, None]), "train_loss") == math.inf
-    assert tuning.best([record([5, 5, 5]), record([3, 3, 3]), record([3, None])], "train_loss") == 1
-    assert tuning.best([record([None])], "train_loss") is None
+    assert chosen([[5, 5, 5], [3, 3, 3], [3, None]]) == 1
+    assert chosen([[None]]) is None
 
 
 def test_the_target_is_reached_on_the_line_between_two_measurements() -> None:
@@ -149,12 +182,13 @@ def test_there_is_no_speed_up_for_who_does_not_get_there() -> None:
 
 
 def test_a_race_leaves_everything_behind(finished: Path) -> None:
-    names = {path.name for path in finished.iterdir()}
+    names = {path.name for path in finished.iterdir()} | {"checkpoints"}
     assert names == {
-        "race.json",
-        "records",
-        "times-eager.json",
-        "summary.json",
+        "about.json",
+        "trials.jsonl",
+        "times.jsonl",
+        ".lock",
+        "checkpoints",
         "table.md",
         "numbers.csv",
         "figure.png",
@@ -187,16 +221,17 @@ def test_the_target_is_where_adamw_ends(finished: Path) -> None:
 
 
 def test_the_target_does_not_depend_on_the_others(finished: Path) -> None:
-    about = json.loads((finished / "race.json").read_text(encoding="utf-8"))
-
     class Worse(Store):
-        def get(self, trial: Trial) -> dict[str, Any] | None:
+        def get(self, trial: Trial) -> Record | None:
             found = super().get(trial)
-            if found and trial.optimizer == "sgd":
-                found["points"] = [{**point, "train_loss": 1e-9} for point in found["points"]]
+            if found and trial.method == "sgd":
+                found = replace(found, curve={**found.curve, "train_loss": [1e-9] * len(found.curve["step"])})
             return found
 
-    summary = standings.summarize(about, Worse(finished / "records"), {})
+        def times(self) -> dict[str, dict[str, Any]]:
+            return {}
+
+    summary = standings.summarize(Worse(finished))
     assert summary["target"] == summary_of(finished)["target"]
     sgd = next(one for one in summary["methods"] if one["name"] == "sgd")
     assert sgd["steps_to_target"]["values"] == [0, 0]
@@ -205,16 +240,15 @@ def test_the_target_does_not_depend_on_the_others(finished: Path) -> None:
 
 def test_who_would_take_too_long_does_not_race_but_is_named(tmp_path: Path) -> None:
     (folder,) = runner.run([MLP], replace(request(tmp_path), scale=replace(TINY, longest=1e-9)))
-    methods = {one["name"]: one for one in summary_of(folder)["methods"]}
-    assert [name for name, one in methods.items() if one["n"]] == ["adamw"], "who sets the target always races"
-    assert methods["sgd"]["reason"].startswith("a step takes ")
+    found = {one["name"]: one for one in summary_of(folder)["methods"]}
+    assert [name for name, one in found.items() if one["n"]] == ["adamw"], "who sets the target always races"
+    assert found["sgd"]["reason"].startswith("a step takes ")
     assert "a run of 8 steps" in (folder / "table.md").read_text(encoding="utf-8")
 
 
 def test_the_page_can_show_it(finished: Path) -> None:
     results = finished.parent.parent / "results"
-    (results / "race" / "mnist-mlp" / "smoke").mkdir(parents=True, exist_ok=True)
-    (results / "race" / "mnist-mlp" / "smoke" / "summary.json").write_bytes((finished / "summary.json").read_bytes())
+    shutil.copytree(finished, results / "race" / "mnist-mlp" / "smoke")
     assert len(page.section(page.summaries(results, "results")).blocks) > 3
 
 
@@ -235,102 +269,98 @@ def test_the_edge_of_a_range_is_marked(finished: Path) -> None:
     for one in summary_of(finished)["methods"]:
         assert one["edge"] == bool(one["n"])
     assert "(edge)" in (finished / "table.md").read_text(encoding="utf-8")
-    entry = {"tuning": [{"learning_rate": rate} for rate in (0.3, 0.1, 1.0)]}
-    assert [standings._edge(entry, best) for best in range(3)] == [False, True, True]
 
 
 def test_a_race_that_has_been_run_trains_nothing(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no(*args: Any, **options: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(loop, "run", no)
+    monkeypatch.setattr(executors, "train", no)
     monkeypatch.setattr(runner.times, "measure", no)
-    before = (finished / "summary.json").read_bytes()
-    sentences = (finished / "race.json").read_bytes()
+    before, records = summary_of(finished), (finished / "trials.jsonl").read_bytes()
     runner.run([MLP], request(finished.parent.parent))
-    assert (finished / "summary.json").read_bytes() == before
+    assert summary_of(finished) == before
     # A call for fewer methods does not forget the others.
     runner.run([MLP], request(finished.parent.parent, methods=("sgd",)))
-    assert (finished / "summary.json").read_bytes() == before
+    assert summary_of(finished) == before
     # Nor does one on a machine that lacks a method's package.
     with monkeypatch.context() as patch:
-        patch.setattr(methods, "unable", lambda trial, workload: "not here" if trial.conditioning != "none" else "")
+        patch.setattr(methods, "unable", lambda trial, workload: "not here" if "+" in trial.method else "")
         runner.run([MLP], request(finished.parent.parent))
-    assert (finished / "summary.json").read_bytes() == before
-    (finished / "race.json").write_bytes(sentences)
+    assert summary_of(finished) == before
+    assert (finished / "trials.jsonl").read_bytes() == records
 
 
 def test_times_can_be_left_to_a_later_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder,) = runner.run([MLP], request(tmp_path, timed=False))
-    assert not list(folder.glob("times-*.json"))
+    assert Store(folder).times() == {}
     untimed = summary_of(folder)
     assert untimed["methods"][0]["seconds_per_step"] is None
     place = tables.headings(untimed).index("Seconds to target")
     assert {cells[place] for method, cells in tables.rows(untimed) if method["n"]} == {"–"}
     assert (folder / "figure.png").is_file()
-    monkeypatch.setattr(runner, "start", lambda *given: pytest.fail("everyone has run"))
+    monkeypatch.setattr(runner.times, "start", lambda *given: pytest.fail("everyone has run"))
     runner.run([MLP], request(tmp_path))
-    assert (folder / "times-eager.json").is_file()
+    assert list(Store(folder).times()) == ["eager"]
     assert summary_of(folder)["methods"][0]["seconds_per_step"] > 0
 
 
 def test_drawing_again_gives_the_same_files(finished: Path) -> None:
-    names = ("summary.json", "table.md", "numbers.csv", "figure.png", "figure.svg")
+    names = ("table.md", "numbers.csv", "figure.png", "figure.svg")
     before = [(finished / name).read_bytes() for name in names]
     assert runner.redraw(MLP, request(finished.parent.parent)) == finished
     assert [(finished / name).read_bytes() for name in names] == before
 
 
 def test_a_killed_race_goes_on(tmp_path: Path) -> None:
-    lines: list[runner.Line] = []
+    class Dying(Told):
+        def say(self, what: str) -> None:
+            super().say(what)
+            if what.startswith("  2 of 4"):
+                raise KeyboardInterrupt
 
-    def die(line: runner.Line) -> None:
-        lines.append(line)
-        if line.stage == "tuning" and line.done == 2:
-            raise KeyboardInterrupt
-
+    shown = Dying()
     with pytest.raises(KeyboardInterrupt):
-        runner.run([MLP], request(tmp_path, methods=("sgd",), say=die))
-    assert len(list((tmp_path / "mnist-mlp/smoke/records").glob("*.json"))) == 2
-    assert any(line.stage == "plan" and "8 runs to go" in line.text for line in lines)
-    half = standings.summarize(
-        json.loads((tmp_path / "mnist-mlp/smoke/race.json").read_text(encoding="utf-8")),
-        Store(tmp_path / "mnist-mlp/smoke/records"),
-        {},
-    )
+        runner.run([MLP], request(tmp_path, methods=("sgd",), means=told_to(shown)))
+    folder = tmp_path / "mnist-mlp/smoke"
+    assert len(Store(folder).records()) == 2
+    assert any("4 runs are due now" in line for line in shown.lines)
+    half = summary_of(folder)
     assert half["target"] is None
     assert tables.caption(half).startswith("Target: training loss none (AdamW, which has no finished runs).")
-    lines.clear()
-    runner.run([MLP], request(tmp_path, methods=("sgd",), say=lines.append))
-    assert [line.total for line in lines if line.stage == "tuning"] == [2, 2]
-    assert [line.total for line in lines if line.stage == "racing"] == [4] * 4
-    assert summary_of(tmp_path / "mnist-mlp/smoke")["target"] is not None
+    # What a killed call trained is written down.
+    assert [call["runs"] for call in Store(folder).about["calls"]] == [2]
+    again = Told()
+    runner.run([MLP], request(tmp_path, methods=("sgd",), means=told_to(again)))
+    # Two of four trials, and two seeds of each method, in rounds of what is due.
+    assert sum(int(line.split(": ")[1].split()[0]) for line in again.lines if "to go" in line) == 2 + 4
+    assert summary_of(folder)["target"] is not None
 
 
 def test_records_that_are_there_are_not_mixed_with_others(finished: Path) -> None:
     out = finished.parent.parent
     with pytest.raises(runner.RaceError, match="has records already"):
         runner.run([MLP], request(out, resume=False))
-    about = finished / "race.json"
+    about = finished / "about.json"
     before = about.read_text(encoding="utf-8")
     about.write_text(before.replace('"device": "cpu"', '"device": "cuda"'), encoding="utf-8")
     try:
         with pytest.raises(runner.RaceError, match="has a race on cuda"):
             runner.run([MLP], request(out))
         about.write_text("{", encoding="utf-8")
-        with pytest.raises(runner.RaceError, match="is damaged"):
+        with pytest.raises(StoreError, match=r"cannot read .*about\.json"):
             runner.redraw(MLP, request(out))
     finally:
         about.write_text(before, encoding="utf-8")
 
 
 def test_who_cannot_start_is_listed_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(trial: Trial, workload: Any, model: Any) -> Any:
+    def refuse(*_: object) -> Any:
         raise NotImplementedError("inputs of three dimensions\nand more")
 
-    optimizers = {**methods.OPTIMIZERS, "soap": replace(methods.OPTIMIZERS["soap"], make=refuse, module="json", package="json")}
-    optimizers["singd"] = replace(optimizers["singd"], module="not_there_at_all", package="singd")
-    monkeypatch.setattr(methods, "OPTIMIZERS", optimizers)
+    prepare = methods.prepare
+    monkeypatch.setattr(methods, "prepare", lambda t, *rest: refuse() if t.method == "soap" else prepare(t, *rest))
+    monkeypatch.setattr(known_methods, "missing", lambda t: "singd is not installed" if t.method == "singd" else "")
     (folder,) = runner.run([MLP], request(tmp_path, methods=("soap", "singd")))
     found = {one["name"]: one["reason"] for one in summary_of(folder)["methods"]}
     assert found["soap"] == "NotImplementedError: inputs of three dimensions"
@@ -347,8 +377,9 @@ def test_an_error_of_ours_is_not_a_reason(tmp_path: Path, monkeypatch: pytest.Mo
         runner.run([MLP], request(tmp_path))
 
 
-def test_who_always_diverges_is_listed(tmp_path: Path) -> None:
+def test_who_always_diverges_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hot = replace(MLP, rates={**MLP.rates, "sgd": Range(1e5, 1e7)})
+    monkeypatch.setattr(standings, "COURSES", {"mnist-mlp": hot})
     (folder,) = runner.run([hot], request(tmp_path, methods=("sgd",)))
     sgd = next(one for one in summary_of(folder)["methods"] if one["name"] == "sgd")
     assert (sgd["n"], sgd["reason"], sgd["settings"]) == (0, "diverged in every tuning trial", None)
@@ -357,28 +388,26 @@ def test_who_always_diverges_is_listed(tmp_path: Path) -> None:
 
 
 def test_missing_data_leaves_out_one_workload_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_data(name: str, **options: Any) -> Any:
-        raise runner.DataError(f"{name} is not there")
+    def no_data(trial: Trial, **options: Any) -> Any:
+        raise DataError(f"{trial.workload} is not there")
 
-    monkeypatch.setattr(runner, "make", no_data)
-    with pytest.raises(runner.DataError):
+    monkeypatch.setattr(runner, "load", no_data)
+    with pytest.raises(DataError):
         runner.run([MLP], request(tmp_path))
-    told: list[str] = []
+    shown = Told()
     with pytest.raises(runner.RaceError, match="none of the workloads"):
-        runner.run([MLP, COURSES["char-gpt"]], request(tmp_path, say=lambda line: told.append(line.text)))
-    assert told == ["mnist-mlp: mnist-mlp is not there", "char-gpt: char-gpt is not there"]
+        runner.run([MLP, COURSES["char-gpt"]], request(tmp_path, means=told_to(shown)))
+    assert shown.lines == ["mnist-mlp is left out: mnist-mlp is not there", "char-gpt is left out: char-gpt is not there"]
 
 
-def test_several_workloads_share_the_processes_and_not_the_folders(tmp_path: Path) -> None:
+def test_several_workloads_do_not_share_their_folders(tmp_path: Path) -> None:
     other = replace(COURSES["mnist-autoencoder"], lengths={"smoke": 8})
-    lines: list[runner.Line] = []
-    folders = runner.run([MLP, other], request(tmp_path, methods=("sgd",), say=lines.append))
+    folders = runner.run([MLP, other], request(tmp_path, methods=("sgd",)))
     assert folders == [tmp_path / "mnist-mlp/smoke", tmp_path / "mnist-autoencoder/smoke"]
-    assert [line.total for line in lines if line.stage == "tuning"] == [8] * 8
     for folder in folders:
-        records = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "records").glob("*.json")]
+        records = Store(folder).records()
         assert len(records) == 8
-        assert {record["trial"]["workload"] for record in records} == {folder.parent.name}
+        assert {record.trial.workload for record in records} == {folder.parent.name}
     assert summary_of(folders[1])["metric_titles"] == {}
 
 
@@ -387,7 +416,7 @@ def test_several_workloads_share_the_processes_and_not_the_folders(tmp_path: Pat
 
 def command(*arguments: str) -> Result:
     app = typer.Typer()
-    app.command()(race)
+    app.command()(command_of_the_race)
     return CliRunner().invoke(app, arguments)
 
 
@@ -403,7 +432,7 @@ def test_the_list_has_every_workload() -> None:
     [
         (["imagenet"], ["imagenet", "mnist-mlp"]),
         (["mnist-mlp", "--methods", "lion"], ["lion", "isaac-adamw"]),
-        (["mnist-mlp", "--draw-only", "--out", "nowhere-at-all"], ["--out", "race.json"]),
+        (["mnist-mlp", "--draw-only", "--out", "nowhere-at-all"], ["--out", "about.json"]),
         (["mnist-mlp", "--scale", "huge"], ["huge"]),
     ],
 )
@@ -428,45 +457,56 @@ def test_without_races_there_is_no_headline(tmp_path: Path) -> None:
     assert headline.headline(tmp_path) == headline.sections(tmp_path, tmp_path / "page") == ""
 
 
+def at_scale(finished: Path, races: Path, scale: str) -> Path:
+    """The race, as if it had been run at another scale."""
+    folder = races / "mnist-mlp" / scale
+    shutil.copytree(finished, folder)
+    about = (folder / "about.json").read_text(encoding="utf-8").replace('"scale": "smoke"', f'"scale": "{scale}"')
+    (folder / "about.json").write_text(about, encoding="utf-8")
+    path = folder / "trials.jsonl"
+    small = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line in small:
+        line.pop("check")
+        if "trial" in line:
+            line["trial"].pop("small")
+    path.write_bytes(b"".join(map(encode, small)))
+    return folder
+
+
 def test_the_headline_has_every_scale_but_smoke_the_largest_first(finished: Path, tmp_path: Path) -> None:
-    summary = summary_of(finished)
     for scale in ("smoke", "quick", "full"):
-        folder = tmp_path / "mnist-mlp" / scale
-        folder.mkdir(parents=True)
-        (folder / "summary.json").write_text(json.dumps({**summary, "scale": scale}), encoding="utf-8")
+        shutil.copytree(finished, tmp_path / "mnist-mlp" / scale) if scale == "smoke" else at_scale(finished, tmp_path, scale)
         expected = {"smoke": [], "quick": ["quick"], "full": ["full", "quick"]}[scale]
         assert re.findall(r"\((\w+), n = 2\)", headline.headline(tmp_path)) == expected
         assert (headline.headline(tmp_path) == "") == (scale == "smoke")
 
 
-def test_the_headline_says_what_is_good_and_what_is_bad(finished: Path, tmp_path: Path) -> None:
+def test_the_headline_says_what_is_good_and_what_is_bad(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     summary = summary_of(finished)
     ends: dict[str, list[float | None]] = {"adamw": [8.0, 8.1], "isaac-adamw": [2.0, 2.1], "sgd": [1.0, 1.0]}
     for one in summary["methods"]:
         if one["n"]:
             one["final"] = standings.statistics(ends[one["name"]])
-    folder = tmp_path / "mnist-mlp/quick"
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    monkeypatch.setattr(headline, "summaries", lambda races: {tmp_path: summary})
     table = headline.headline(tmp_path)
     assert "| AdamW | 8.05 | 2.05 | 0.00014 | SGD |" in table
     ends["isaac-adamw"] = [2.0, 14.0]
     for one in summary["methods"]:
         if one["n"]:
             one["final"] = standings.statistics(ends[one["name"]])
-    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     assert "| AdamW | 8.05 | 8 | 0.99, no difference shown | SGD |" in headline.headline(tmp_path)
     ends["isaac-adamw"] = [2.0, None]
     for one in summary["methods"]:
         if one["n"]:
             one["final"] = standings.statistics(ends[one["name"]])
-    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     assert "| AdamW | 8.05 | 2 | – | SGD |" in headline.headline(tmp_path)
 
 
 def test_a_page_is_filled_where_it_has_marks(finished: Path, tmp_path: Path) -> None:
     races = tmp_path / "results"
-    shutil.copytree(finished, races / "mnist-mlp" / "quick")
+    at_scale(finished, races, "quick")
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- race -->\nold\n<!-- /race -->\nb\n<!-- races -->\n<!-- /races -->\nc\n", encoding="utf-8")
     for _ in range(2):

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import io
 import json
 import math
 import os
@@ -12,20 +13,26 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from isaac_lab import claims_bert, scores
+from isaac_lab import executors, methods, scores
+from isaac_lab.claims import bert as claims_bert
+from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.cli import app
 from isaac_lab.data import text
-from isaac_lab.evidence import Evidence, Verdict
 from isaac_lab.experiments import EXPERIMENTS, finetuning, runner, tab1
 from isaac_lab.experiments.finetuning import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Plan, Run, grid
-from isaac_lab.store import StoreError
-from isaac_lab.trials import loop, methods, pool
-from isaac_lab.trials.trial import Trial
-from isaac_lab.trials.workload import make
-from isaac_lab.trials.workloads import glue
+from isaac_lab.experiments.folder import Means, view
+from isaac_lab.experiments.recipe import SCALES
+from isaac_lab.progress import Display
+from isaac_lab.record import Store, StoreError
+from isaac_lab.training import Options, train
+from isaac_lab.trial import Trial
+from isaac_lab.workload import _load as loaded
+from isaac_lab.workload import load
+from isaac_lab.workloads import glue
 
 pytest.importorskip("transformers")
 
@@ -33,7 +40,7 @@ TOY = ("cola", "mrpc", "stsb")
 
 
 def toy(name: str) -> glue.Glue:
-    made = make(name, small=True, device="cpu")
+    made = load(Trial(name, "sgd", small=True), device="cpu")
     assert isinstance(made, glue.Glue)
     return made
 
@@ -163,17 +170,21 @@ def test_all_methods_see_the_same_batches_and_start_from_the_same_weights(monkey
         with monkeypatch.context() as patch:
             patch.setattr(glue.Acceptability, "loss", loss)
             patch.setattr(glue.Acceptability, "model", model)
-            damping = 0.0 if conditioning == "none" else 1.0
-            loop.run(_trial("cola", conditioning=conditioning, damping=damping, steps=4, points=1), workload)
+            train([_trial("cola", conditioning, steps=4, points=1)], workload, Options())
     for kept in (seen, started):
         assert len(kept["none"]) >= 4
         for conditioning in ("zeta_star", "reduce"):
             assert all(torch.equal(a, b) for a, b in zip(kept["none"], kept[conditioning], strict=True))
 
 
-def _trial(name: str, **fields: Any) -> Trial:
-    chosen = {"optimizer": "sgd", "learning_rate": 0.1, "small": True, "model": glue.TINY, **fields}
-    return Trial(name, **chosen)
+def _trial(
+    name: str, conditioning: str = "none", base: str = "sgd", rate: float = 0.1, model: str = glue.TINY, **fields: Any
+) -> Trial:
+    own: dict[str, Any] = {"learning_rate": rate}
+    own |= {} if conditioning == "none" else {"damping": 1.0}
+    own |= {"sharing": "reduce"} if conditioning == "reduce" else {}
+    method = base if conditioning == "none" else f"{base}+isaac"
+    return Trial(name, method, tuple(own.items()), (("model", model),), **{"small": True, **fields})
 
 
 @pytest.mark.parametrize("conditioning", ["zeta_star", "reduce"])
@@ -187,7 +198,7 @@ def test_padding_does_not_change_a_step(conditioning: str) -> None:
         for layer in model.modules():
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0
-        methods.prepare(_trial("cola", conditioning=conditioning, damping=0.1), workload, model).step(*batch)
+        methods.prepare(_trial("cola", conditioning).having(damping=0.1), workload, model).step(*batch)
         # The positions of a batch are one row of numbers for all its sentences, padded or not: no mask fits them.
         weights.append({name: p.detach() for name, p in model.named_parameters() if "position" not in name})
     start = workload.model(0).get_parameter("classifier.weight")
@@ -197,7 +208,7 @@ def test_padding_does_not_change_a_step(conditioning: str) -> None:
 
 
 def test_rows_of_one_length_have_no_padding() -> None:
-    workload = make("cola-64", small=True, device="cpu")
+    workload = load(Trial("cola-64", "sgd", small=True), device="cpu")
     batches = list(workload.batches(0, 0))
     assert {tuple(batch[0].shape) for batch in batches} == {(8, glue.FIXED_LENGTH)}
     assert workload.mask(*batches[0]) is None
@@ -213,11 +224,11 @@ def test_on_a_gpu_there_is_a_graph_for_each_length(conditioning: str) -> None:
     long = tuple(f"{sentence} {sentence}" if number < 40 else sentence for number, sentence in enumerate(task.train.first))
     workload = glue.Acceptability(replace(task, train=replace(task.train, first=long)), glue.tiny(), "cuda")
     assert {batch[0].shape[1] for batch in workload.batches(0, 0)} == {16, 24}
-    trial = _trial("cola", optimizer="adam", conditioning=conditioning, learning_rate=3e-3, schedule="linear", points=2)
-    record = loop.run(replace(trial, damping=float(conditioning != "none"), steps=80), workload, device="cuda")
-    first, *_, last = record["points"]
-    assert record["mode"] == "captured"
-    assert record["status"] == "finished"
+    trial = _trial("cola", conditioning, "adam", 3e-3, schedule="linear", steps=80, points=2)
+    (record,) = train([trial], workload, Options("cuda"))
+    first, *_, last = record.points
+    assert record.about["mode"] == "captured"
+    assert record.finished
     assert last["train_loss"] < first["train_loss"]
 
 
@@ -252,14 +263,16 @@ def test_an_encoder_of_a_folder_has_its_name_its_weights_and_a_new_head(folder: 
 def test_a_record_names_the_encoder_and_its_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(glue.ENCODER, str(folder))
     monkeypatch.setattr(text, "load", _few)
-    workload = make("stsb", small=False, device="cpu")
-    record = loop.run(_trial("stsb", small=False, model="my-bert", steps=3, points=1), workload)
-    assert record["trial"]["model"] == "my-bert"
-    assert record["weights"] == glue.encoder(str(folder)).weights
-    assert str(folder) not in json.dumps(record)
-    assert -1 <= record["points"][-1]["spearman"] <= 1
+    loaded.cache_clear()
+    trial = _trial("stsb", small=False, model="my-bert", steps=3, points=1)
+    (record,) = train([trial], load(trial, device="cpu"), Options())
+    assert record.trial.get("model") == "my-bert"
+    assert record.about["weights"] == glue.encoder(str(folder)).weights
+    assert str(folder) not in str(record)
+    assert -1 <= record.points[-1]["spearman"] <= 1
     with pytest.raises(ValueError, match="the workload has 'my-bert'"):
-        loop.run(_trial("stsb", small=False, model="BERT-Mini", steps=3, points=1), workload)
+        load(trial.varied(model="BERT-Mini"), device="cpu")
+    loaded.cache_clear()
 
 
 _load = text.load
@@ -326,16 +339,25 @@ def short() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(finetuning, "PLANS", {"smoke": SHORT, "quick": SHORT})
         patch.setattr(text, "load", _few)
         patch.delenv(glue.ENCODER, raising=False)
-        pool._workload.cache_clear()
+        loaded.cache_clear()
+        executors._checked.cache_clear()
         yield patch
-    pool._workload.cache_clear()
+    loaded.cache_clear()
+    executors._checked.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def finished(short: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> tuple[runner.Request, list[str]]:
     said: list[str] = []
+
+    class Told(Display):
+        def say(self, what: str) -> None:
+            said.append(what)
+
     out = tmp_path_factory.mktemp("out")
-    request = runner.Request(scale="smoke", out=out, command="isaac-newton reproduce tab1", say=said.append)
+    shown = Told(Console(file=io.StringIO()), None)
+    means = Means(executors.Call(command="isaac-newton reproduce tab1", progress=shown), display=shown)
+    request = runner.Request(scale="smoke", out=out, means=means)
     runner.run(EXPERIMENTS["tab1"], request)
     return request, said
 
@@ -347,32 +369,36 @@ def test_every_method_may_try_equally_many_settings() -> None:
             tried = {method: grid(run, task, method) for method in task.methods}
             assert {len(set(trials)) for trials in tried.values()} == {len(plan.rates[task.optimizer])}
             assert {trial.seed for trials in tried.values() for trial in trials} == {TUNING_SEED}
-            assert {(trial.optimizer, trial.schedule) for trials in tried.values() for trial in trials} == {
+            assert {(trial.method.partition("+")[0], trial.schedule) for trials in tried.values() for trial in trials} == {
                 (task.optimizer, "linear")
             }
     assert PLANS["quick"].seeds >= 5
     assert PLANS["paper"].seeds == 10
 
 
+def summary_of(request: runner.Request) -> dict[str, Any]:
+    return tab1.summary(view(EXPERIMENTS["tab1"], request.out, SCALES[request.scale]))
+
+
 def test_the_table_is_made_from_records(finished: tuple[runner.Request, list[str]]) -> None:
     request, said = finished
     directory = request.out / "tab1" / "smoke"
-    summary = json.loads((directory / "summary.json").read_text())
+    summary = summary_of(request)
     assert summary["kind"] == "tab1"
     assert summary["model"] == glue.TINY
     assert summary["columns"][:2] == ["toy-cola (Matthews)", "toy-mrpc (accuracy)"]
     assert "toy tasks" in summary["title"]
     own = {row["method"]: row for row in summary["rows"] if row["method"]}
     assert list(own) == list(METHODS)
-    records = [json.loads(path.read_text()) for path in (directory / "records").glob("*.json")]
-    assert {record["trial"]["model"] for record in records} == {glue.TINY}
+    records = Store(directory).records()
+    assert {record.trial.get("model") for record in records} == {glue.TINY}
     # Three tasks × three methods × (one setting + two seeds), and Adam for STS-B.
     assert len(records) == 28
     values = [
-        record["points"][-1]["f1"]
+        record.points[-1]["f1"]
         for seed in (1, 2)
         for record in records
-        if (record["trial"]["workload"], record["trial"]["conditioning"], record["trial"]["seed"]) == ("mrpc", "reduce", seed)
+        if (record.trial.workload, record.trial.get("sharing"), record.trial.seed) == ("mrpc", "reduce", seed)
     ]
     cell = own["reduce"]["cells"][COLUMNS.index("MRPC (F1)")]
     assert cell["values"] == values
@@ -384,18 +410,17 @@ def test_the_table_is_made_from_records(finished: tuple[runner.Request, list[str
         rows = list(csv.DictReader(file))
     assert len(rows) == 28
     assert {row["stage"] for row in rows} == {"grid", "seeds"}
-    for name in ("figure.png", "figure.svg", "times-eager.json"):
+    for name in ("figure.png", "figure.svg", "times.jsonl"):
         assert (directory / name).stat().st_size > 0
 
 
 def test_nothing_is_trained_twice(finished: tuple[runner.Request, list[str]]) -> None:
     request = finished[0]
     directory = request.out / "tab1" / "smoke"
-    before = {path: path.stat().st_mtime_ns for path in (directory / "records").iterdir()}
-    about = (directory / "run.json").read_text()
+    names = ("trials.jsonl", "times.jsonl", "about.json")
+    before = [(directory / name).read_bytes() for name in names]
     runner.run(EXPERIMENTS["tab1"], request)
-    assert {path: path.stat().st_mtime_ns for path in (directory / "records").iterdir()} == before
-    assert (directory / "run.json").read_text() == about
+    assert [(directory / name).read_bytes() for name in names] == before
 
 
 def test_another_encoder_needs_another_directory(
@@ -412,15 +437,15 @@ def test_a_table_that_is_not_whole_is_drawn_as_far_as_it_goes(
 ) -> None:
     source = finished[0].out / "tab1" / "smoke"
     directory = tmp_path / "tab1" / "smoke"
-    (directory / "records").mkdir(parents=True)
-    (directory / "run.json").write_bytes((source / "run.json").read_bytes())
-    for path in (source / "records").iterdir():
-        if json.loads(path.read_text())["trial"]["workload"] != "stsb":
-            (directory / "records" / path.name).write_bytes(path.read_bytes())
-    view = runner.draw(EXPERIMENTS["tab1"], replace(finished[0], out=tmp_path))
-    cells = json.loads((directory / "summary.json").read_text())["rows"][0]["cells"]
+    part = Store(directory)
+    with part.writing():
+        part.note(Store(source).about)
+        part.add(*(record for record in Store(source).records() if record.trial.workload != "stsb"))
+    request = replace(finished[0], out=tmp_path)
+    drawn = runner.draw(EXPERIMENTS["tab1"], request)
+    cells = summary_of(request)["rows"][0]["cells"]
     assert [cell is None for cell in cells] == [False, False, False, True, True]
-    assert tab1.table(view)[1][1][4] == "–"
+    assert tab1.table(drawn)[1][1][4] == "–"
 
 
 def test_without_records_there_is_nothing_to_draw(tmp_path: Path) -> None:
@@ -431,29 +456,29 @@ def test_without_records_there_is_nothing_to_draw(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def from_folder(short: pytest.MonkeyPatch, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.Request:
     """An encoder from a folder, one seed, through the whole experiment."""
-    pool._workload.cache_clear()
+    loaded.cache_clear()
     command = f"isaac-newton reproduce tab1 --model {folder.name}"
     out = tmp_path_factory.mktemp("quick")
-    request = runner.Request(scale="quick", out=out, model=str(folder), workers=1, seeds=1, command=command)
+    means = Means(executors.Call(workers=1, command=command), model=str(folder), seeds=1)
+    request = runner.Request(scale="quick", out=out, means=means)
     runner.run(EXPERIMENTS["tab1"], request)
     return request
 
 
 def test_an_encoder_from_a_folder_is_named_and_its_place_is_not(from_folder: runner.Request, folder: Path) -> None:
     directory = from_folder.out / "tab1" / "quick"
-    summary = json.loads((directory / "summary.json").read_text())
+    summary = summary_of(from_folder)
     assert summary["model"] == "my-bert"
     assert summary["weights"] == glue.encoder(str(folder)).weights
-    assert summary["command"] == from_folder.command
+    assert summary["command"] == from_folder.means.call.command
     assert summary["columns"] == COLUMNS
     assert summary["rows"][1]["cells"][0]["n"] == 1
     assert glue.ENCODER not in os.environ
-    assert not any(str(folder) in path.read_text() for path in directory.rglob("*.json"))
+    assert not any(str(folder) in path.read_text() for path in directory.rglob("*.json*"))
 
 
 def test_the_papers_numbers_stand_beside_ours(from_folder: runner.Request) -> None:
-    view = runner._view(EXPERIMENTS["tab1"], from_folder)
-    headings, rows = tab1.table(view)
+    headings, rows = tab1.table(runner._view(EXPERIMENTS["tab1"], from_folder))
     assert headings[0] == "Method"
     shown = {(section, row[0].strip()): row for section, row in _sections(rows)}
     assert [label for section, label in shown if section == "my-bert"] == ["∇", "ζ*", "ζ* reduce"]
@@ -476,11 +501,8 @@ def _sections(rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, Sequence[str
 def test_a_real_encoder_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(glue.ENCODER, os.environ["ISAAC_TEST_ENCODER"])
     monkeypatch.setattr(text, "load", _few)
-    workload = make("cola", small=False, device="cpu")
-    trial = Trial(
-        "cola", "adam", "zeta_star", learning_rate=1e-4, damping=1.0, steps=25, points=1, model=workload.network, small=False
-    )
-    first, last = loop.run(trial, workload)["points"]
+    blank = Trial("cola", "adam+isaac", (("learning_rate", 1e-4), ("damping", 1.0)), steps=25, points=1)
+    first, last = train([blank], load(blank, device="cpu"), Options())[0].points
     assert last["train_loss"] < first["train_loss"]
 
 
@@ -506,12 +528,15 @@ def _summary(ours: float, plain: float, *, std: float = 0.01, n: int = 5, diverg
     return {"kind": "tab1", "model": "some-encoder", "columns": COLUMNS, "rows": rows, "tried": tried, "times": {}, "notes": []}
 
 
+#: By folder and scale, what records would say.
+MADE: dict[Path, dict[str, Any]] = {}
+
+
 def _ledger(summary: dict[str, Any] | None, tmp_path: Path, scale: str = "quick") -> dict[str, Any]:
-    if summary is not None:
-        directory = tmp_path / "tab1" / scale
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "summary.json").write_text(json.dumps(summary))
+    known = MADE.setdefault(tmp_path, {})
+    known |= {} if summary is None else {scale: json.loads(json.dumps(summary))}
     evidence = Evidence(tmp_path, tmp_path / "bench")
+    evidence.summary = lambda experiment, scale: known.get(scale, {})  # type: ignore[assignment,misc]
     return {claim.number: claim.check(evidence) for claim in claims_bert.BERT}
 
 
@@ -590,8 +615,3 @@ def test_the_larger_scale_decides_and_adam_on_similarity_is_compared(tmp_path: P
     summary["tried"][2]["missing"] = 1
     found = _ledger(summary, tmp_path, "paper")
     assert "Adam 70.00" in found["E4.4b"].figures, "what a half of a grid reached is no answer"
-
-
-def test_a_summary_of_something_else_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is not a summary of Table 1"):
-        _ledger({"kind": "fig6"}, tmp_path)

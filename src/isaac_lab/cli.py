@@ -20,8 +20,9 @@ from isaac_lab.commands.bench import bench
 from isaac_lab.commands.claims import claims
 from isaac_lab.commands.race import race
 from isaac_lab.commands.report import report
-from isaac_lab.commands.reproduce import check_writable, reproduce
+from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.commands.scaling import scaling as scaling_on_paper
+from isaac_lab.commands.training import check_writable
 
 # torch takes seconds to import and `--help` should not: the commands import them.
 if TYPE_CHECKING:

@@ -3,22 +3,25 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median, stdev
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import isaac_newton as isaac
 from isaac_lab.data.digits import CLASSES, PIXELS, Digits
-from isaac_lab.methods import Method
 from isaac_lab.models import relu_network
 from isaac_lab.records import origin
 
 __all__ = [
     "METHODS",
+    "OPTIMIZERS",
     "Measurement",
+    "Method",
     "Run",
     "Summary",
     "batch_orders",
@@ -31,6 +34,47 @@ __all__ = [
     "train",
     "what_one_sees",
 ]
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = MappingProxyType(
+    {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """How to train; the same for every model and every seed.
+
+    Args:
+        name: What tables and pictures call it.
+        optimizer: A key of `OPTIMIZERS`. Methods with the same optimizer are one family: compare them with each other.
+        learning_rate: Of the optimizer; its other options stay torch's defaults.
+        damping: λ_a of `isaac_newton.attach`, or None for the plain gradient.
+    """
+
+    name: str
+    optimizer: str
+    learning_rate: float
+    damping: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be > 0 and finite, got {self.learning_rate}")
+        if self.damping is not None and not self.damping > 0:
+            raise ValueError(f"damping must be > 0, got {self.damping}; use None for the plain gradient")
+
+    @property
+    def conditioned(self) -> bool:
+        """Whether ISAAC conditions the gradients."""
+        return self.damping is not None
+
+    def prepare(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Attach ISAAC to `model` if the method says so, and return the optimizer for its parameters."""
+        if self.damping is not None:
+            isaac.attach(model, damping=self.damping)
+        return OPTIMIZERS[self.optimizer](model.parameters(), lr=self.learning_rate)
+
 
 #: Batch size and width are the paper's.
 BATCH_SIZE = 60
@@ -146,9 +190,9 @@ def summarize(runs: Sequence[Run]) -> tuple[Summary, ...]:
 def families(summaries: Sequence[Summary]) -> Iterator[tuple[Summary, Summary]]:
     """For each optimizer, what it does without ISAAC and with it."""
     for plain in (summary for summary in summaries if not summary.method.conditioned):
-        for isaac in (summary for summary in summaries if summary.method.conditioned):
-            if isaac.method.optimizer == plain.method.optimizer:
-                yield plain, isaac
+        for own in (summary for summary in summaries if summary.method.conditioned):
+            if own.method.optimizer == plain.method.optimizer:
+                yield plain, own
 
 
 def what_one_sees(runs: Sequence[Run]) -> tuple[str, ...]:

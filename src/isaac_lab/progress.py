@@ -1,132 +1,120 @@
-"""How training tells where it is: what an executor reports, and bars in a terminal that show it."""
+"""How training tells where it is: what an executor reports, and one display, bars on a terminal and lines elsewhere."""
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 
-from isaac_lab.config import Config
-from isaac_lab.store import Epoch
+from isaac_lab.record import Record
+from isaac_lab.trial import Trial
 
-__all__ = ["Bars", "Progress", "Reporter", "Update", "bars"]
+__all__ = ["Display", "Update", "display", "measured", "nobody"]
 
 
 @dataclass(frozen=True)
 class Update:
-    """Where runs that are trained together stand after an epoch.
+    """Where runs that are trained together stand.
 
     Args:
-        name: Of the group, the same in all of its updates.
-        title: For people to read.
-        epoch: Epochs done.
-        epochs: Epochs in all.
-        train_loss: The lowest of the group's; NaN if all diverged.
-        test_accuracy: The highest of the group's; None where there are no classes.
-        steps_per_second: Training steps of the last epoch per second, evaluation left out; None before the first.
-        remaining: Seconds to go, evaluation included; None before the first epoch has ended.
-        ended: Whether this was the last epoch.
+        trials: The runs.
+        step: Training steps done.
+        found: What was measured last: the lowest training loss of them, the highest accuracy.
+        per_second: Steps in a second, evaluation left out; None before the first.
+        ended: Their records, where training has ended.
     """
 
-    name: str
-    title: str
-    epoch: int
-    epochs: int
-    train_loss: float
-    test_accuracy: float | None
-    steps_per_second: float | None
-    remaining: float | None
-    ended: bool
+    trials: tuple[Trial, ...]
+    step: int = 0
+    found: str = ""
+    per_second: float | None = None
+    ended: tuple[Record, ...] = ()
 
 
-class Progress(Protocol):
-    """Whatever wants to know: called in the process that started the executor, after each epoch of each group."""
-
-    def __call__(self, update: Update, /) -> None:
-        """Take note."""
-        ...
+def nobody(update: Update) -> None:
+    """Takes no note."""
 
 
-class Reporter:
-    """Turns the epochs of runs that are trained together into updates."""
-
-    def __init__(self, configs: Sequence[Config], progress: Progress) -> None:
-        self._configs, self._progress = configs, progress
-        self._name, self._title = f"{configs[0].key}x{len(configs)}", _title(configs)
-        self._before: Epoch | None = None
-        self._left = len(configs)
-
-    def __call__(self, epoch: Epoch) -> None:
-        """Report."""
-        total, before, rate, remaining = self._configs[0].epochs, self._before, None, None
-        if before is not None and epoch.seconds > before.seconds:
-            rate = (epoch.step - before.step) / (epoch.seconds - before.seconds)
-            remaining = (epoch.wall - before.wall) * (total - epoch.number)
-        self._before = epoch
-        self._left -= len(epoch.diverged)
-        points = [point for point in epoch.points if point is not None]
-        self._progress(
-            Update(
-                name=self._name,
-                title=self._title,
-                epoch=epoch.number,
-                epochs=total,
-                train_loss=min((p.train_loss for p in points if not math.isnan(p.train_loss)), default=math.nan),
-                test_accuracy=max((p.test_accuracy for p in points if p.test_accuracy is not None), default=None),
-                steps_per_second=rate,
-                remaining=remaining,
-                ended=epoch.number == total or self._left == 0,
-            )
-        )
+def measured(found: Sequence[dict[str, float] | None]) -> str:
+    """What was measured, in a few words."""
+    there = [own for own in found if own is not None]
+    losses = [own["train_loss"] for own in there if math.isfinite(own["train_loss"])]
+    scores = [own["test_accuracy"] for own in there if "test_accuracy" in own]
+    text = f"loss {min(losses):.3g}" if losses else "diverged"
+    return text + (f", accuracy {max(scores):.1%}" if scores else "")
 
 
-class Bars:
-    """A bar for all runs, and one for each group that is being trained, with loss, accuracy, steps per second and ETA."""
+class Display:
+    """Draws updates."""
 
-    def __init__(self, display: RichProgress, total: int | None = None) -> None:
-        self._display, self._tasks = display, dict[str, TaskID]()
-        self._all = display.add_task("all", total=total, text="") if total is not None and total > 1 else None
+    def __init__(self, console: Console, bars: RichProgress | None) -> None:
+        self._console, self._bars = console, bars
+        self._tasks: dict[tuple[Trial, ...], TaskID] = {}
+        self._all: TaskID | None = None
+        self._done, self._total, self._began = 0, 0, time.monotonic()
+
+    def say(self, what: str) -> None:
+        """A line."""
+        self._console.print(what, markup=False, highlight=False)
+
+    def begin(self, what: str, total: int) -> None:
+        """So many runs follow."""
+        self._done, self._total, self._began = 0, total, time.monotonic()
+        self.say(f"{what}: {total} run{'' if total == 1 else 's'} to go")
+        if self._bars is not None:
+            if self._all is not None:
+                self._bars.remove_task(self._all)
+            self._all = self._bars.add_task("all", total=total, text="")
 
     def __call__(self, update: Update) -> None:
         """Draw."""
-        if update.name not in self._tasks:
-            self._tasks[update.name] = self._display.add_task(update.title, total=update.epochs, text="")
-        task = self._tasks[update.name]
-        self._display.update(task, completed=update.epoch, text=_text(update))
+        title = _title(update.trials)
+        if self._bars is not None:
+            if update.trials not in self._tasks:
+                self._tasks[update.trials] = self._bars.add_task(title, total=update.trials[0].steps, text="")
+            rate = f"  {update.per_second:,.0f} steps/s" if update.per_second else ""
+            self._bars.update(self._tasks[update.trials], completed=update.step, text=update.found + rate)
         if update.ended:
-            self._display.remove_task(task)
-            if self._all is not None:
-                self._display.advance(self._all)
+            self._done += len(update.ended)
+            if self._bars is not None:
+                self._bars.remove_task(self._tasks.pop(update.trials))
+                if self._all is not None:
+                    self._bars.update(self._all, completed=self._done, text=self._left())
+            for record in update.ended[:1]:
+                lost = sum(not one.finished for one in update.ended)
+                ended = f"{lost} of {len(update.ended)} diverged" if len(update.ended) > 1 else record.status
+                last = {name: value for name, value in (record.points[-1] if record.points else {}).items() if name != "step"}
+                words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in last.items() if value is not None)
+                shown = f"{words}" if record.finished and len(update.ended) == 1 else ended
+                self.say(f"  {self._done} of {self._total}: {title}: {shown}{self._left()}")
+
+    def _left(self) -> str:
+        if not self._done or self._done >= self._total:
+            return ""
+        minutes, seconds = divmod(round((time.monotonic() - self._began) / self._done * (self._total - self._done)), 60)
+        return f"; about {minutes}:{seconds:02} left"
 
 
 @contextmanager
-def bars(console: Console | None = None, *, total: int | None = None) -> Iterator[Bars]:
-    """Show bars while the block runs. `total`: how many groups there will be."""
+def display(console: Console | None = None) -> Iterator[Display]:
+    """Show progress while the block runs."""
+    console = console or Console()
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield Display(console, None)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
-    with RichProgress(*columns, console=console, transient=True) as display:
-        yield Bars(display, total)
+    with RichProgress(*columns, console=console, transient=True) as bars:
+        yield Display(console, bars)
 
 
-def _title(configs: Sequence[Config]) -> str:
-    config = configs[0]
-    name = f"{config.data} {'-'.join(map(str, config.hidden))}"
-    if len(configs) > 1:
-        return f"{name}: {len(configs)} networks"
-    dampings = "" if config.sector == "gradient" else f" λ_a {config.damping:g} λ_g {config.output_damping:g}"
-    return f"{name}: {config.optimizer} {config.learning_rate:g}{dampings}"
+#: Takes note of an update.
+Progress = Callable[[Update], object]
 
 
-def _text(update: Update) -> str:
-    parts = ["diverged" if math.isnan(update.train_loss) else f"loss {update.train_loss:.3g}"]
-    if update.test_accuracy is not None:
-        parts.append(f"accuracy {update.test_accuracy:.1%}")
-    if update.steps_per_second is not None:
-        parts.append(f"{update.steps_per_second:,.0f} steps/s")
-    if update.remaining is not None:
-        minutes, seconds = divmod(round(update.remaining), 60)
-        parts.append(f"{minutes}:{seconds:02} left")
-    return "  ".join(parts)
+def _title(trials: Sequence[Trial]) -> str:
+    first = trials[0]
+    return first.title if len(trials) == 1 else f"{first.workload} {first.method}: {len(trials)} networks at once"

@@ -22,8 +22,7 @@ from torch.nn import functional as F
 
 import isaac_newton as isaac
 from isaac_lab.data.sets import Dataset, load
-from isaac_lab.demo import BATCH_SIZE, batch_orders
-from isaac_lab.methods import OPTIMIZERS
+from isaac_lab.demo import BATCH_SIZE, OPTIMIZERS, batch_orders
 from isaac_lab.models import relu_layers, relu_network
 from isaac_lab.records import origin, write
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from isaac_lab.bench.problems import BATCH, Problem
 from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, Method, Step
+from isaac_lab.methods.optimizers import StackedSGD
 from isaac_lab.models import relu_layers
 from isaac_newton import Ensemble
-from isaac_newton.ensemble import SGD
 
 __all__ = ["GRID_METHODS", "grid_problem", "tensor_cores"]
 
@@ -40,7 +40,7 @@ def _stacked(model: nn.Module, loss_fn: nn.Module, damping: float, *, inputs: bo
         damping=damping if inputs else math.inf,
         output_damping=damping if outputs else math.inf,
     )
-    optimizer = SGD(ensemble, LEARNING_RATE)
+    optimizer = StackedSGD(ensemble, [LEARNING_RATE] * ensemble.copies)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from isaac_lab.commands.reproduce import check_writable
+from isaac_lab.commands.training import check_writable
 
 __all__ = ["bench"]
 

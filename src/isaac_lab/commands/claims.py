@@ -1,7 +1,8 @@
 """`isaac-newton claims`: what the paper says, sentence by sentence, and what the records say of it."""
 
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isaac_lab.commands.reproduce import check_writable
+from isaac_lab.commands.training import check_writable, named_errors
 
 if TYPE_CHECKING:
     from isaac_lab.claims import Claim
-    from isaac_lab.evidence import Finding
+    from isaac_lab.claims.evidence import Finding
 
-__all__ = ["claims"]
+__all__ = ["claims", "say_own_runs"]
 
 STYLES = {"holds": "green", "does not hold": "bold red", "no difference shown": "yellow", "not enough data": "dim"}
 
@@ -32,18 +33,16 @@ def claims(
 ) -> None:
     """Check every claim of the paper on records; each verdict has the figures behind it."""
     console = Console()
-    if not records.is_dir() and not bench.is_dir():
-        raise typer.BadParameter(
-            f"there is no {str(records)!r} and no {str(bench)!r}; isaac-newton reproduce and isaac-newton bench make records",
-            param_hint="'--records'",
-        )
+    for path, option, maker in ((records, "--records", "reproduce"), (bench, "--bench", "bench")):
+        if not path.is_dir():
+            raise typer.BadParameter(
+                f"there is no folder {str(path)!r}; isaac-newton {maker} makes records", param_hint=f"'{option}'"
+            )
     with console.status("Loading torch …"):
         from isaac_lab.claims import ledger
-        from isaac_lab.config import ConfigError
-        from isaac_lab.evidence import Evidence
+        from isaac_lab.claims.evidence import Evidence
         from isaac_lab.report import docs, reproduction
-        from isaac_lab.store import StoreError
-    try:
+    with named_errors("--records"), _named_pages():
         evidence = Evidence(records, bench)
         found = ledger(evidence)
         console.print(_table(found))
@@ -52,10 +51,29 @@ def claims(
             check_writable(page.parent, option="--page")
             docs.fill(page, reproduction.blocks(found, evidence, page.parent / "figures"))
             console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
-    except docs.DocsError as error:
+    say_own_runs(console, records, "--records")
+
+
+@contextlib.contextmanager
+def _named_pages() -> Iterator[None]:
+    from isaac_lab.report.docs import DocsError
+
+    try:
+        yield
+    except DocsError as error:
         raise typer.BadParameter(str(error), param_hint="'--page'") from None
-    except (StoreError, ConfigError) as error:
-        raise typer.BadParameter(str(error), param_hint="'--records' / '--bench'") from None
+
+
+def say_own_runs(console: Console, read: Path, option: str) -> None:
+    """What lies in out/, where runs go unless told otherwise, and whether it was counted."""
+    own = Path("out/reproduce")
+    found = sorted(f"{path.parts[-3]} ({path.parts[-2]})" for path in own.glob("*/*/trials.jsonl"))
+    if found and own.resolve() != read.resolve():
+        text = (
+            f"Your own runs in {own}: {', '.join(found)}. They are not counted here: smoke runs prove nothing, and others "
+            f"count with {option} {own if option == '--records' else own.parent}."
+        )
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(found: Sequence[tuple["Claim", "Finding"]]) -> Table:

@@ -19,6 +19,7 @@ from isaac_lab.data.files import DataError, contents
 __all__ = ["app"]
 
 app = typer.Typer(
+    rich_markup_mode=None,
     no_args_is_help=True,
     help="The data: MNIST, CIFAR-10, GLUE and others; list, fetch, verify.",
 )

@@ -1,12 +1,10 @@
 """`isaac-newton race`: ISAAC against the optimizers that people would pick instead, in short races."""
 
 import enum
-import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,15 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from isaac_lab.commands.reproduce import DeviceChoice, check_writable, chosen_device
+from isaac_lab.commands.training import DeviceChoice, Minutes, check_writable, chosen_device, deadline, goes_on, named_errors
 
 # torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
     from isaac_lab.race.course import Course
-    from isaac_lab.race.runner import Line, Request
+    from isaac_lab.race.runner import Request
 
 __all__ = ["race"]
 
@@ -59,6 +56,7 @@ def race(
     times: Annotated[
         bool, typer.Option(help="--no-times leaves them to a later call, when nobody else uses the device.")
     ] = True,
+    minutes: Minutes = None,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Tables and pictures again from OUT; train nothing.")] = False,
     fill: Annotated[
         list[Path] | None,
@@ -71,55 +69,59 @@ def race(
     started = time.perf_counter()
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.data.files import DataError
+        from isaac_lab.executors import Call
+        from isaac_lab.experiments.folder import Means
         from isaac_lab.race import headline, runner
         from isaac_lab.race.course import COURSES, SCALES
-        from isaac_lab.trials.store import TrialStoreError
-        from isaac_lab.trials.workloads import glue
-    known = runner.courses()
+        from isaac_lab.workloads import glue
     if workload == "list":
         _list(console)
         return
-    if workload != "all" and workload not in known:
-        there = f"{', '.join(known)}, all and list"
-        why = "cannot be raced yet" if workload in COURSES else "is not there"
-        raise typer.BadParameter(f"the workload {workload!r} {why}; there are {there}", param_hint="WORKLOAD")
-    chosen = list(known.values()) if workload == "all" else [known[workload]]
+    if workload != "all" and workload not in COURSES:
+        there = f"{', '.join(COURSES)}, all and list"
+        raise typer.BadParameter(f"there is no workload {workload!r}; there are {there}", param_hint="WORKLOAD")
+    chosen = list(COURSES.values()) if workload == "all" else [COURSES[workload]]
     names = tuple(name.strip() for name in methods.split(",") if name.strip())
     on = chosen_device(device, needed=not draw_only)
     if model:
         # Where the processes that train look for it too.
         os.environ[glue.ENCODER] = model
     out = out or Path("results/race" if draw_only else "out/race")
+    words = ["isaac-newton", "race", "WORKLOAD", "--scale", scale.value, "--device", on, "--workers", str(workers)]
+    words += ["--methods", ",".join(names)] if names else []
+    words += ["--model", Path(model).name] if model else []
+    call = Call(device=on, folder=data, workers=workers, until=deadline(minutes), command=shlex.join(words))
+    request = runner.Request(out, SCALES[scale.value], names, resume, times, Means(call))
     try:
-        runner.check_methods(names, chosen)
-        for page in fill or []:
-            headline.marks(page)
-        words = ["isaac-newton", "race", "WORKLOAD", "--scale", scale.value, "--device", on, "--workers", str(workers)]
-        words += ["--methods", ",".join(names)] if names else []
-        words += ["--model", Path(model).name] if model else []
-        request = runner.Request(out, SCALES[scale.value], on, data, workers, names, resume, times, shlex.join(words))
-        if draw_only:
-            folders = _redraw(chosen, request, console, alone=workload != "all")
-        else:
-            check_writable(out)
-            with _telling(console) as say:
-                folders = runner.run(chosen, replace(request, say=say))
-        for page in fill or []:
-            headline.fill(page, out)
+        with named_errors(), goes_on(console):
+            runner.check_methods(names, chosen)
+            for page in fill or []:
+                headline.marks(page)
+            folders = _perform(chosen, request, console, draw_only=draw_only, alone=workload != "all")
+            for page in fill or []:
+                headline.fill(page, out)
     except runner.UnknownMethodError as error:
         raise typer.BadParameter(str(error), param_hint="'--methods'") from None
-    except DataError as error:
-        raise typer.BadParameter(str(error), param_hint="'--data'") from None
-    except (runner.RaceError, TrialStoreError) as error:
+    except runner.RaceError as error:
         raise typer.BadParameter(str(error), param_hint="'--out'") from None
     except headline.PageError as error:
         raise typer.BadParameter(str(error), param_hint="'--fill'") from None
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read or write {error.filename!r}: {error.strerror}", param_hint="'--out'") from None
     for folder in folders:
         _report(folder, console)
     console.print(f"Done in {time.perf_counter() - started:.0f} s.", markup=False, highlight=False)
+
+
+def _perform(chosen: "Sequence[Course]", request: "Request", console: Console, *, draw_only: bool, alone: bool) -> list[Path]:
+    from isaac_lab.progress import display
+    from isaac_lab.race import runner
+
+    if draw_only:
+        return _redraw(chosen, request, console, alone=alone)
+    check_writable(request.out)
+    request.means.call.check()
+    with display(console) as shown:
+        means = replace(request.means, call=replace(request.means.call, progress=shown), display=shown)
+        return runner.run(chosen, replace(request, means=means))
 
 
 def _redraw(chosen: "Sequence[Course]", request: "Request", console: Console, *, alone: bool) -> list[Path]:
@@ -138,44 +140,10 @@ def _redraw(chosen: "Sequence[Course]", request: "Request", console: Console, *,
     return folders
 
 
-@contextmanager
-def _telling(console: Console) -> "Iterator[Callable[[Line], object]]":
-    """A bar for each stage on a terminal, and a line for each thing that ended elsewhere; plans are printed in both."""
-
-    def show(line: "Line") -> None:
-        count = f" {line.done}/{line.total}" if line.total else ""
-        console.print(f"{line.stage.capitalize()}{count}: {line.text}", markup=False, highlight=False, soft_wrap=True)
-
-    if not console.is_terminal or console.is_dumb_terminal:
-        yield show
-        return
-    columns = (
-        TextColumn("{task.description:<9}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def say(line: "Line") -> None:
-            if not line.total:
-                show(line)
-                return
-            if line.stage not in tasks:
-                tasks[line.stage] = progress.add_task(line.stage.capitalize(), total=line.total, text="")
-            progress.update(tasks[line.stage], completed=line.done, total=line.total, text=line.text)
-
-        yield say
-
-
 def _list(console: Console) -> None:
     from isaac_lab.race.course import COURSES
     from isaac_lab.race.entrants import entrants
-    from isaac_lab.race.runner import courses
 
-    known = courses()
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("Workload", "Length of a run: smoke, quick, full", "Methods"):
         table.add_column(heading, no_wrap=True)
@@ -183,7 +151,7 @@ def _list(console: Console) -> None:
     for workload, course in COURSES.items():
         lengths = ", ".join(f"{length:,}" for length in course.lengths.values())
         methods = [entrant.name for entrant in entrants(course)]
-        table.add_row(workload, f"{lengths} {course.unit}", str(len(methods)) if workload in known else "not registered")
+        table.add_row(workload, f"{lengths} {course.unit}", str(len(methods)))
         for name in methods:
             names.setdefault(name, []).append(workload)
     console.print(table)
@@ -195,9 +163,10 @@ def _list(console: Console) -> None:
 
 
 def _report(folder: Path, console: Console) -> None:
-    from isaac_lab.race import tables
+    from isaac_lab.race import standings, tables
+    from isaac_lab.record import Store
 
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = standings.summarize(Store(folder))
     console.print(f"\n{summary['title']}, scale {summary['scale']}", markup=False, highlight=False, style="bold")
     console.print(_table(summary))
     for method in summary["methods"]:
@@ -208,8 +177,7 @@ def _report(folder: Path, console: Console) -> None:
         "Picture": f"{folder / 'figure.png'}, .svg",
         "Table": folder / "table.md",
         "Numbers": folder / "numbers.csv",
-        "Summary": folder / "summary.json",
-        "Records": folder / "records",
+        "Records": folder / "trials.jsonl",
     }.items():
         console.print(f"{name}: {place}", markup=False, highlight=False, soft_wrap=True)
 

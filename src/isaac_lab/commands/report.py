@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isaac_lab.commands.reproduce import check_writable
+from isaac_lab.commands.claims import say_own_runs
+from isaac_lab.commands.training import check_writable, named_errors
 
 __all__ = ["report"]
 
@@ -32,10 +33,9 @@ def report(
         )
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.config import ConfigError
         from isaac_lab.page.build import PageError, build, check_installed
-        from isaac_lab.records import write_whole
-        from isaac_lab.store import StoreError
+        from isaac_lab.records import StoreError, write_whole
+        from isaac_lab.trial import TrialError
     try:
         check_installed()
         check_writable(out.parent)
@@ -44,9 +44,11 @@ def report(
     except PageError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(code=2) from None
-    except (StoreError, ConfigError) as error:
+    except (StoreError, TrialError) as error:
         raise typer.BadParameter(str(error), param_hint="'--results'") from None
-    write_whole(out, text)
+    with named_errors():
+        write_whole(out, text)
+    say_own_runs(console, results / "reproduce", "--results")
     size = out.stat().st_size / 1e6
     console.print(
         f"Page: {out} ({size:.1f} MB, {time.perf_counter() - started:.0f} s)", markup=False, highlight=False, soft_wrap=True

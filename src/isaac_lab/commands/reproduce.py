@@ -3,7 +3,6 @@
 import enum
 import math
 import shlex
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,14 +14,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from isaac_lab.commands.training import DeviceChoice, Minutes, check_writable, chosen_device, deadline, goes_on, named_errors
+
 # torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
     from isaac_lab.experiments.folder import View
     from isaac_lab.experiments.recipe import Experiment, Outcome
     from isaac_lab.experiments.runner import Request
-    from isaac_lab.store import Record
+    from isaac_lab.record import Record
 
-__all__ = ["DeviceChoice", "check_writable", "chosen_device", "reproduce"]
+__all__ = ["reproduce"]
 
 
 class ScaleChoice(enum.StrEnum):
@@ -40,13 +41,6 @@ class ExecutorChoice(enum.StrEnum):
     PROCESSES = "processes"
     ENSEMBLE = "ensemble"
     RAY = "ray"
-
-
-class DeviceChoice(enum.StrEnum):
-    """Where it trains."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 def reproduce(
@@ -78,15 +72,18 @@ def reproduce(
     workers: Annotated[int, typer.Option(min=1, help="Processes, of the executor processes, tab1 and fig6.")] = 2,
     tensor_cores: Annotated[bool, typer.Option(help="Let a GPU multiply in TF32.")] = False,
     copies: Annotated[int, typer.Option(min=1, help="The most networks of an ensemble.")] = 256,
-    checkpoint_every: Annotated[
-        int, typer.Option(min=1, help="Epochs between checkpoints; those of a large grid are large.")
-    ] = 1,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds between checkpoints; those of a large grid are large.")
+    ] = 30.0,
+    minutes: Minutes = None,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Draw again from the records in OUT; train nothing.")] = False,
 ) -> None:
     """Train what a figure of the paper needs, draw it, and say where everything is."""
     console = Console()
     with console.status("Loading torch …"):
+        from isaac_lab.executors import Call
         from isaac_lab.experiments import EXPERIMENTS
+        from isaac_lab.experiments.folder import Means
         from isaac_lab.experiments.runner import Request
     if id == "list":
         console.print(_list(EXPERIMENTS.values()))
@@ -95,22 +92,24 @@ def reproduce(
         raise typer.BadParameter(f"there is no {id!r}; there are {', '.join(EXPERIMENTS)}, all and list", param_hint="ID")
     chosen = list(EXPERIMENTS.values()) if id == "all" else [EXPERIMENTS[id]]
     out = out or Path("results/reproduce" if draw_only else "out/reproduce")
-    request = Request(
-        scale=scale.value,
-        out=out,
-        data=data,
+    call = Call(
         executor=executor.value if executor else "",
         device=chosen_device(device, needed=not draw_only),
-        resume=resume,
-        panels=tuple(name.strip() for name in panels.split(",") if name.strip()),
-        seeds=seeds,
-        settings=tuple(setting or ()),
-        bench=bench,
-        model=model,
+        folder=data,
         workers=workers,
         tensor_cores=tensor_cores,
         copies=copies,
-        checkpoint_every=checkpoint_every,
+        seconds=checkpoint_seconds,
+        until=deadline(minutes),
+    )
+    request = Request(
+        scale=scale.value,
+        out=out,
+        resume=resume,
+        panels=tuple(name.strip() for name in panels.split(",") if name.strip()),
+        settings=tuple(setting or ()),
+        bench=bench,
+        means=Means(call, model=model, seeds=seeds),
     )
     if not draw_only:
         check_writable(out)
@@ -129,53 +128,24 @@ def reproduce(
         raise typer.Exit(2)
 
 
-def chosen_device(device: DeviceChoice | None, *, needed: bool) -> str:
-    """The one that was asked for, else a GPU if there is one; an error where it is needed and not there."""
-    import torch
-
-    there = torch.cuda.is_available()
-    if needed and device is DeviceChoice.CUDA and not there:
-        raise typer.BadParameter("this machine has no CUDA device that torch can use; use cpu", param_hint="'--device'")
-    return device.value if device else "cuda" if there else "cpu"
-
-
-def check_writable(directory: Path, *, option: str = "--out") -> None:
-    """Learn before the training, not after it, that its results cannot be written."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
-    except OSError as error:
-        message = f"cannot write to {str(directory)!r}: {error.strerror}. Name a directory that you can write to."
-        raise typer.BadParameter(message, param_hint=f"'{option}'") from None
-
-
 def _perform(experiment: "Experiment", request: "Request", console: Console, *, draw_only: bool) -> None:
-    from isaac_lab.config import ConfigError
-    from isaac_lab.data.files import DataError
-    from isaac_lab.executors import ExecutorError
     from isaac_lab.experiments import runner
-    from isaac_lab.store import StoreError
-    from isaac_lab.trials.workloads.glue import EncoderError
+    from isaac_lab.progress import display
 
     started = time.perf_counter()
-    request = replace(request, command=_command(experiment, request))
+    call = request.means.call
+    call = replace(call, command=_command(experiment, request), executor=call.executor or experiment.executor)
     try:
-        if draw_only:
-            view = runner.draw(experiment, request)
-        else:
-            view = _with_bars(experiment, request, console)
-    except ConfigError as error:
-        raise typer.BadParameter(str(error), param_hint="'--set'") from None
-    except EncoderError as error:
-        raise typer.BadParameter(str(error), param_hint="'--model'") from None
-    except DataError as error:
-        raise typer.BadParameter(str(error), param_hint="'--data'") from None
-    except ExecutorError as error:
-        raise typer.BadParameter(str(error), param_hint="'--executor' / '--device'") from None
-    except (StoreError, runner.NothingToDrawError) as error:
+        with named_errors(), goes_on(console):
+            if draw_only:
+                view = runner.draw(experiment, request)
+            else:
+                call.check()
+                with display(console) as shown:
+                    means = replace(request.means, call=replace(call, progress=shown), display=shown)
+                    view = runner.run(experiment, replace(request, means=means))
+    except runner.NothingToDrawError as error:
         raise typer.BadParameter(str(error), param_hint="'--out'") from None
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read or write {error.filename!r}: {error.strerror}", param_hint="'--out'") from None
     except runner.UnknownPanelError as error:
         raise typer.BadParameter(str(error), param_hint="'--panels'") from None
     _report(view, console, seconds=time.perf_counter() - started)
@@ -183,27 +153,14 @@ def _perform(experiment: "Experiment", request: "Request", console: Console, *, 
 
 def _command(experiment: "Experiment", request: "Request") -> str:
     """How to run this again, without the places of this machine."""
-    words = ["isaac-newton", "reproduce", experiment.id, "--scale", request.scale, "--device", request.device]
-    words += ["--executor", request.executor] if request.executor else []
+    means, call = request.means, request.means.call
+    words = ["isaac-newton", "reproduce", experiment.id, "--scale", request.scale, "--device", call.device]
+    words += ["--executor", call.executor] if call.executor else []
     words += ["--panels", ",".join(request.panels)] if request.panels else []
-    words += ["--seeds", str(request.seeds)] if request.seeds else []
-    words += ["--model", Path(request.model).name] if request.model else []
-    words += ["--tensor-cores"] if request.tensor_cores else []
+    words += ["--seeds", str(means.seeds)] if means.seeds else []
+    words += ["--model", Path(means.model).name] if means.model else []
+    words += ["--tensor-cores"] if call.tensor_cores else []
     return shlex.join(words + [word for setting in request.settings for word in ("--set", setting)])
-
-
-def _with_bars(experiment: "Experiment", request: "Request", console: Console) -> "View":
-    """Train with bars on a terminal, and with a line for each part elsewhere."""
-    from isaac_lab.experiments import runner
-    from isaac_lab.progress import bars
-
-    def say(what: str) -> None:
-        console.print(what, markup=False, highlight=False)
-
-    if not console.is_terminal or console.is_dumb_terminal:
-        return runner.run(experiment, replace(request, say=say))
-    with bars(console) as progress:
-        return runner.run(experiment, replace(request, say=say, progress=progress))
 
 
 def _list(experiments: Iterable["Experiment"]) -> Table:
@@ -228,7 +185,7 @@ def _report(view: "View", console: Console, *, seconds: float) -> None:
     if rows:
         console.print(_plain_table(headings, rows))
     homes = view.about or [view.experiment.id]
-    records = sorted({str(view.directory.parent.parent / home / view.scale.name / "records") for home in homes})
+    records = sorted({str(view.directory.parent.parent / home / view.scale.name / "trials.jsonl") for home in homes})
     places = {"Figure": f"{view.directory / 'figure.png'}, .svg", "Numbers": view.directory / "numbers.csv"}
     for name, place in places.items():
         console.print(f"{name}: {place}", markup=False, highlight=False, soft_wrap=True)
@@ -250,7 +207,7 @@ def _times(view: "View") -> list[str]:
     """What the training of each panel took, over all calls."""
     lines = []
     for outcome in view.outcomes:
-        calls = view.about[outcome.panel.home]["panels"].get(outcome.panel.name, {"calls": []})["calls"]
+        calls = [c for c in view.about[outcome.panel.home].get("calls", ()) if c.get("panel") == outcome.panel.name]
         how = ", ".join(dict.fromkeys(f"{call['executor']} on {call['device']}" for call in calls if "device" in call))
         if calls:
             runs, seconds = (sum(call[key] for call in calls) for key in ("runs", "seconds"))
@@ -260,7 +217,7 @@ def _times(view: "View") -> list[str]:
 
 def _table(view: "View") -> Table:
     """The best run of each group: where it ended, its learning rate, and the seconds of its training steps."""
-    with_accuracy = any(r.points and r.points[-1].test_accuracy is not None for o in view.outcomes for r in o.all())
+    with_accuracy = any(r.points and r.points[-1].get("test_accuracy") is not None for o in view.outcomes for r in o.all())
     table = Table(
         box=box.SIMPLE_HEAD, caption="The run of each group with the lowest final training loss. Rate: chosen by short runs."
     )
@@ -283,9 +240,9 @@ def _row(outcome: "Outcome", name: str, with_accuracy: bool) -> list[str]:
     if not records or rate is None:
         return ["–", "–", "–", "–", *(["–"] if with_accuracy else []), "at every rate"]
     best = min(records, key=final_loss)
-    diverged = sum(record.status == "diverged" for record in records)
+    diverged = sum(not record.finished for record in records)
     loss = final_loss(best)
-    cells = [f"{rate:g}", _damping(best.config.damping), _damping(best.config.output_damping)]
+    cells = [f"{rate:g}", _damping(best.trial.damping), _damping(best.trial.output_damping)]
     cells.append("–" if math.isinf(loss) else f"{loss:.3g}")
     cells += [_accuracy(best)] if with_accuracy else []
     return [*cells, f"{diverged} of {len(records)}"]
@@ -296,5 +253,5 @@ def _damping(value: float) -> str:
 
 
 def _accuracy(record: "Record") -> str:
-    accuracy = record.points[-1].test_accuracy if record.points else None
+    accuracy = record.points[-1].get("test_accuracy") if record.points else None
     return "–" if accuracy is None else f"{accuracy:.2%}"

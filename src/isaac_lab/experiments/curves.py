@@ -1,7 +1,7 @@
 """Experiments that are curves of training: from records to lines over time, steps or epochs, and a table of numbers."""
 
 import csv
-import math
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,10 +12,12 @@ from isaac_lab.charts.lines import Axis, Line
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Outcome
 from isaac_lab.experiments.words import setting
-from isaac_lab.store import Record
+from isaac_lab.record import Point, Record
+from isaac_lab.records import write_whole
+from isaac_lab.trial import Trial
 from isaac_lab.words import number
 
-__all__ = ["QUANTITIES", "SECONDS_LOG", "TITLES", "Style", "clock_label", "figure", "numbers", "over_seeds"]
+__all__ = ["QUANTITIES", "SECONDS_LOG", "TITLES", "Style", "clock_label", "epoch", "figure", "numbers", "over_seeds"]
 
 Quantity = Literal["train_loss", "test_loss", "test_accuracy"]
 
@@ -100,7 +102,7 @@ def _lines(view: View, outcome: Outcome, name: str, label: str) -> list[Line]:
     found = [replace(over, diverged=diverged)] if over else []
     if len(runs) > 1:
         for record, run in zip(records, runs, strict=True):
-            found.append(Line(label, f"seed {record.config.seed}", run, diverged=record.status == "diverged"))
+            found.append(Line(label, f"seed {record.trial.seed}", run, diverged=record.status == "diverged"))
     return found
 
 
@@ -111,14 +113,12 @@ def over_seeds(view: View, outcome: Outcome, name: str, label: str) -> Line | No
 
 def _columns(view: View, outcome: Outcome, name: str, record: Record) -> dict[str, list[float | None]]:
     per_step = view.seconds_per_step(outcome.panel.name).get(name)
-    points = [point for point in record.points if math.isfinite(point.train_loss)]
+    points = [point for point in record.points if point["train_loss"] is not None]
     return {
-        "step": [point.step for point in points],
-        "epoch": [point.epoch for point in points],
-        "seconds": [None if per_step is None else point.step * per_step for point in points],
-        "train_loss": [point.train_loss for point in points],
-        "test_loss": [point.test_loss if math.isfinite(point.test_loss) else None for point in points],
-        "test_accuracy": [point.test_accuracy for point in points],
+        "step": [point["step"] for point in points],
+        "epoch": [epoch(point, record.trial) for point in points],
+        "seconds": [None if per_step is None else point["step"] * per_step for point in points],
+        **{quantity: [point.get(quantity) for point in points] for quantity in QUANTITIES},
     }
 
 
@@ -144,26 +144,33 @@ def _lowest(drawn: Sequence[Line]) -> str:
 def clock_label(view: View) -> str:
     """What the seconds are."""
     methods = [method for record in view.steps.values() for method in record["methods"]]
-    kfac = {method["implementation"] for method in methods if method["implementation"].startswith("K-FAC")}
+    made = {method.get("implementation", "K-FAC, explicit factors" if "kfac" in method["name"] else "") for method in methods}
+    kfac = {name for name in made if name.startswith("K-FAC")}
     by = f"; {' and '.join(sorted(kfac))}" if kfac else ""
     return f"Seconds on one CPU thread{by}"
 
 
+def epoch(point: Point, trial: Trial) -> int:
+    """After which epoch something was measured; those runs are measured after each."""
+    return round(float(point["step"]) * trial.points / trial.steps)
+
+
 def _seeds(view: View) -> int:
-    return len({record.config.seed for outcome in view.outcomes for record in outcome.all()})
+    return len({record.trial.seed for outcome in view.outcomes for record in outcome.all()})
 
 
 def numbers(view: View) -> None:
     """One line for each point of each run."""
-    with (view.directory / "numbers.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
-        for outcome in view.outcomes:
-            seconds = view.seconds_per_step(outcome.panel.name)
-            for name, records in outcome.records.items():
-                for record in records:
-                    run = [outcome.panel.name, name, record.config.learning_rate, record.config.seed, record.status]
-                    for point in record.points:
-                        spent = f"{point.step * seconds[name]:.6g}" if name in seconds else ""
-                        values = [point.train_loss, point.test_loss, point.test_accuracy]
-                        table.writerow([*run, point.epoch, point.step, spent, *values])
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for outcome in view.outcomes:
+        seconds = view.seconds_per_step(outcome.panel.name)
+        for name, records in outcome.records.items():
+            for record in records:
+                run = [outcome.panel.name, name, record.trial.learning_rate, record.trial.seed, record.status]
+                for point in record.points:
+                    spent = f"{point['step'] * seconds[name]:.6g}" if name in seconds else ""
+                    values = [point.get(name) for name in COLUMNS[-3:]]
+                    table.writerow([*run, epoch(point, record.trial), point["step"], spent, *values])
+    write_whole(view.directory / "numbers.csv", file.getvalue())

@@ -16,9 +16,9 @@ def panels(scale: Scale, *, home: str = ID, curvature: str = "sampled") -> tuple
     """Grids of a network with 100, 400 and 1600 neurons per layer, that of 400 with and without momentum."""
     result = []
     for name, width, optimizer in SETTINGS:
-        base = classifier(scale, width, optimizer=optimizer, curvature=curvature)
-        title = f"{base.hidden[0]} neurons" + (", momentum" if optimizer == "momentum" else "")
-        result.append(Panel(name, title, grid(base, scale), home))
+        base = classifier(scale, width, optimizer)
+        title = f"{base.get('width', 50 if scale.small else 400)} neurons" + (", momentum" if optimizer == "momentum" else "")
+        result.append(Panel(name, title, grid(base, scale, curvature), home))
     return tuple(result)
 
 
@@ -30,7 +30,7 @@ def figure(view: View) -> Figure:
 EXPERIMENT = Experiment(
     ID,
     "Figure 1",
-    "training loss and test accuracy over λ_g and λ_a: 5-layer classifier with 100, 400 and 1600 neurons; 400 with momentum",
+    "training loss and test accuracy over λ_g and λ_a: 5-layer classifier at three widths; the middle one with momentum too",
     panels,
     grids.numbers,
     figure,

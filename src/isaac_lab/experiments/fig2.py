@@ -7,7 +7,7 @@ from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import curves
 from isaac_lab.experiments.curves import Style
 from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Group, Panel, Scale, autoencoder, tuned
+from isaac_lab.experiments.recipe import Experiment, Group, Panel, Scale, autoencoder, conditioned, tuned
 
 __all__ = ["EXPERIMENT", "STYLES", "panels"]
 
@@ -34,7 +34,7 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
     base, seeds = autoencoder(scale), scale.all_seeds or 1
     plain = tuned("gradient", base, seeds)
     # λ_a = ∞ is only timed: what it costs to condition by the outputs alone.
-    output_side = Group("output side only", (replace(base, output_damping=0.1),))
+    output_side = Group("output side only", (conditioned(base, math.inf, 0.1),))
     drawn = tuple(group for damping in DAMPINGS for group in _methods(scale, damping, seeds))
     short = replace(scale, epochs=max(1, scale.epochs // 4))
     smaller = tuple(group for damping in SMALLER for group in _methods(short, damping, seeds))
@@ -46,12 +46,11 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
 
 def _methods(scale: Scale, damping: float, seeds: int) -> tuple[Group, ...]:
     base = autoencoder(scale)
-    zeta = replace(base, damping=damping, output_damping=damping)
     return (
         # The same update as ζ, and the dearest by far: it takes the learning rate that was chosen for ζ.
-        tuned(f"kfac {damping:g}", replace(zeta, kfac=True), seeds, like=f"zeta {damping:g}"),
-        tuned(f"zeta {damping:g}", zeta, seeds),
-        tuned(f"zeta_star {damping:g}", replace(zeta, output_damping=math.inf), seeds),
+        tuned(f"kfac {damping:g}", autoencoder(scale, method="kfac", damping=damping), seeds, like=f"zeta {damping:g}"),
+        tuned(f"zeta {damping:g}", conditioned(base, damping, damping), seeds),
+        tuned(f"zeta_star {damping:g}", conditioned(base, damping, math.inf), seeds),
     )
 
 

@@ -12,8 +12,8 @@ ID = "fig4"
 
 def panels(scale: Scale) -> tuple[Panel, ...]:
     """One grid."""
-    base = classifier(scale, 400, optimizer="adam")
-    return (Panel("a", f"{base.hidden[0]} neurons, Adam", grid(base, scale), ID),)
+    base = classifier(scale, 400, "adam")
+    return (Panel("a", f"{50 if scale.small else 400} neurons, Adam", grid(base, scale), ID),)
 
 
 def figure(view: View) -> Figure:

@@ -1,12 +1,13 @@
 """Figure 5: ζ* in some of the layers, the plain gradient in the others."""
 
-from dataclasses import replace
+import math
 
 from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import curves
 from isaac_lab.experiments.curves import Style
 from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, tuned
+from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, conditioned, tuned
+from isaac_lab.trial import Trial
 
 __all__ = ["ACROSS", "EXPERIMENT", "SELECTIONS", "STYLES", "panels"]
 
@@ -43,9 +44,14 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
     """One panel, several seeds."""
     base, seeds = classifier(scale, 400), scale.all_seeds or scale.seeds
     plain = tuned("none", base, seeds)
-    selections = tuple(tuned(name, replace(base, damping=DAMPING, layers=layers), seeds) for name, layers in SELECTIONS.items())
+    selections = tuple(tuned(name, _selection(base, layers), seeds) for name, layers in SELECTIONS.items())
     groups = (plain, *selections)
     return (Panel("a", f"ζ* in selected layers, λ = {DAMPING:g}", groups, ID, clocked=groups),)
+
+
+def _selection(base: Trial, layers: tuple[int, ...]) -> Trial:
+    chosen = conditioned(base, DAMPING, math.inf)
+    return chosen.having(layers=layers) if layers else chosen
 
 
 def figure(view: View) -> Figure:

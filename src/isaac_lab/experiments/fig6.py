@@ -7,32 +7,28 @@ follows from the records alone, however many of them there are.
 """
 
 import csv
+import io
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
+from isaac_lab import times
 from isaac_lab.data.catalogue import SETS
-from isaac_lab.experiments.folder import Folder, View, read_json
+from isaac_lab.experiments.folder import View, calling, trainer
 from isaac_lab.experiments.recipe import Experiment
-from isaac_lab.progress import Update
-from isaac_lab.records import origin, write
+from isaac_lab.record import Record, StoreError
+from isaac_lab.records import write_whole
 from isaac_lab.report.figures import courses
 from isaac_lab.significance import against
-from isaac_lab.store import StoreError
-from isaac_lab.trials import pool, times
-from isaac_lab.trials.store import Store
-from isaac_lab.trials.trial import Trial
-from isaac_lab.trials.workload import Workload, make
-from isaac_lab.trials.workloads import resnet
+from isaac_lab.study import Arm, Result, Search, lowest, resolve, settle
+from isaac_lab.trial import Trial
+from isaac_lab.workload import load
+from isaac_lab.workloads import resnet
 
-__all__ = ["BUDGETS", "EXPERIMENT", "METHODS", "SETTINGS", "Budget", "Cell", "cells", "choose", "summary"]
+__all__ = ["BUDGETS", "EXPERIMENT", "METHODS", "SETTINGS", "Budget", "Cell", "arms", "cells", "summary"]
 
 #: Of a network that says nothing: what a run that diverged counts as.
 CHANCE = 0.1
@@ -64,15 +60,16 @@ class Method:
     """A way to condition: its name in tables."""
 
     label: str
+    settings: tuple[tuple[str, str | int], ...] = ()
 
 
-#: By conditioning, a key of `trials.methods.CONDITIONINGS`; the paper has the first two.
+#: By conditioning; the paper has the first two.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "none": Method("∇"),
-        "last": Method("ζ*, last layer"),
-        "reduce": Method("ζ*, all layers, reduce"),
-        "max_rows": Method("ζ*, all layers, 256 rows"),
+        "last": Method("ζ*, last layer", (("layers", "last"),)),
+        "reduce": Method("ζ*, all layers, reduce", (("sharing", "reduce"),)),
+        "max_rows": Method("ζ*, all layers, 256 rows", (("max_rows", 256),)),
     }
 )
 
@@ -83,7 +80,7 @@ class Setting:
 
     Args:
         title: For people.
-        optimizer: A key of `trials.methods.OPTIMIZERS`.
+        optimizer: Name of a method.
         weight_decay: Of all parameters.
         tuned_as: The panel whose short trials are this one's too.
     """
@@ -139,27 +136,27 @@ class Budget:
         # What a trial is like on the way decides nothing.
         base = replace(base, points=1)
         if conditioning == "none":
-            return tuple(replace(base, learning_rate=rate) for rate in self.plain_rates[own.optimizer])
+            return tuple(base.having(learning_rate=rate) for rate in self.plain_rates[own.optimizer])
         pairs = [(rate, damping) for rate in self.rates[own.optimizer] for damping in self.dampings]
-        return tuple(replace(base, learning_rate=rate, damping=damping) for rate, damping in pairs)
+        return tuple(base.having(learning_rate=rate, damping=damping) for rate, damping in pairs)
 
     def compared(self, setting: str, first: Trial) -> tuple[Trial, ...]:
         """The first run with the rate and the damping of the best short trial, and with larger rates."""
         rates = [float(f"{factor * first.learning_rate:.3g}") for factor in LARGER]
-        return tuple(self.runs(setting, replace(first, learning_rate=rate), 1)[0] for rate in rates)
+        return tuple(self.runs(setting, first.having(learning_rate=rate), 1)[0] for rate in rates)
 
     def runs(self, setting: str, chosen: Trial, seeds: int) -> tuple[Trial, ...]:
         """What the figure shows of a method: the rate and the damping of the trial that was chosen, from other seeds."""
-        base = self._trial(SETTINGS[setting], chosen.conditioning, self.epochs)
-        base = replace(base, learning_rate=chosen.learning_rate, damping=chosen.damping)
+        base = self._trial(SETTINGS[setting], conditioning_of(chosen), self.epochs)
+        base = base.having(learning_rate=chosen.learning_rate, damping=chosen.get("damping"))
         return tuple(replace(base, seed=number) for number in range(1, seeds + 1))
 
     def _trial(self, setting: Setting, conditioning: str, epochs: int) -> Trial:
+        decay = (("weight_decay", setting.weight_decay),) if setting.weight_decay else ()
         return Trial(
             resnet.NAME,
-            setting.optimizer,
-            conditioning,
-            weight_decay=setting.weight_decay,
+            setting.optimizer if conditioning == "none" else f"{setting.optimizer}+isaac",
+            (*METHODS[conditioning].settings, *decay),
             schedule="cosine",
             steps=epochs * self.steps,
             points=epochs,
@@ -192,6 +189,12 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
 )
 
 
+def conditioning_of(trial: Trial) -> str:
+    """A key of `METHODS`."""
+    own = tuple((name, value) for name, value in trial.settings if name in ("layers", "max_rows", "sharing"))
+    return next(name for name, method in METHODS.items() if method.settings == own)
+
+
 @dataclass(frozen=True)
 class Cell:
     """A method in a setting.
@@ -206,96 +209,88 @@ class Cell:
     tried: Mapping[Trial, float]
     compared: Mapping[Trial, float]
     chosen: Trial | None
-    records: tuple[Mapping[str, Any], ...]
+    records: tuple[Record, ...]
 
     def accuracies(self) -> list[list[float]]:
         """Test accuracy after each epoch, a row for each run; that of chance from where one diverged."""
         rows = []
         for record in self.records:
             # The last point of a run that diverged is what ended it.
-            points = record["points"] if record["status"] == "finished" else record["points"][:-1]
+            points = record.points if record.finished else record.points[:-1]
             known = {point["step"]: point["test_accuracy"] for point in points}
-            rows.append([known.get(step, CHANCE) for step in Trial.from_mapping(record["trial"]).measured()[1:]])
+            rows.append([known.get(step, CHANCE) for step in record.trial.measured()[1:]])
         return rows
 
     @property
     def diverged(self) -> int:
         """How many runs did."""
-        return sum(record["status"] == "diverged" for record in self.records)
+        return sum(not record.finished for record in self.records)
 
 
-def choose(tried: Mapping[Trial, float]) -> Trial | None:
-    """The trial with the lowest value, the first of equal ones; None where all diverged."""
-    best = min(tried, key=lambda trial: tried[trial], default=None)
-    return None if best is None or math.isinf(tried[best]) else best
+def arms(budget: Budget, seeds: int) -> dict[tuple[str, str], Arm]:
+    """By setting and conditioning: short trials, then the first seed with several rates, then all seeds."""
+
+    def arm(setting: str, name: str) -> Arm:
+        return Arm(
+            f"{setting}/{name}",
+            lambda best: () if best is None else budget.runs(setting, best, seeds),
+            (
+                Search(lambda _: budget.candidates(setting, name), lowest("train_loss")),
+                Search(lambda best: () if best is None else budget.compared(setting, best), _error),
+            ),
+        )
+
+    return {(setting, name): arm(setting, name) for setting in SETTINGS for name in METHODS}
+
+
+def _error(record: Record) -> float:
+    """The share of the test images that a run gets wrong at its end."""
+    accuracy = record.final("test_accuracy")
+    return math.inf if math.isinf(accuracy) else 1 - accuracy
 
 
 def cells(view: View) -> dict[tuple[str, str], Cell]:
-    """By setting and conditioning, what the records say."""
-    budget, store, seeds = BUDGETS[view.scale.name], Store(view.directory / "records"), _seeds(view)
-    found = {}
-    for setting in SETTINGS:
-        for conditioning in METHODS:
-            tried, first = _round(budget.candidates(setting, conditioning), store, "train_loss")
-            compared, chosen = _round(() if first is None else budget.compared(setting, first), store, "test_accuracy")
-            # Until larger rates have been run, what the short trials chose is what there is.
-            chosen = first if len(compared) < len(LARGER) else chosen
-            runs = () if chosen is None else budget.runs(setting, chosen, seeds)
-            records = tuple(record for trial in runs if (record := store.get(trial)) is not None)
-            found[setting, conditioning] = Cell(tried, compared, chosen, records)
-    return found
+    """By setting and conditioning, what the records say.
+
+    Until larger rates have been run, what the short trials chose is what there is.
+    """
+    store = view.store
+    return {name: _cell(resolve(arm, store)) for name, arm in arms(BUDGETS[view.scale.name], _seeds(view)).items()}
 
 
-def _round(trials: Sequence[Trial], store: Store, quantity: str) -> tuple[dict[Trial, float], Trial | None]:
-    """What the trials that have been run ended with, the lower the better, and the best once all have."""
-    ended = {trial: _ending(record, quantity) for trial in trials if (record := store.get(trial)) is not None}
-    return ended, choose(ended) if len(ended) == len(trials) else None
-
-
-def _ending(record: Mapping[str, Any], quantity: str) -> float:
-    value = record["points"][-1][quantity] if record["status"] == "finished" and record["points"] else None
-    if value is None:
-        return math.inf
-    return 1 - float(value) if quantity == "test_accuracy" else float(value)
+def _cell(found: Result) -> Cell:
+    return Cell(found.tried[0], found.tried[1] if len(found.tried) > 1 else {}, found.best, found.runs)
 
 
 def _seeds(view: View) -> int:
     """Those asked for, else those of the records, else the scale's."""
-    return int(view.means.seeds or Folder(view.directory).about["seeds"] or BUDGETS[view.scale.name].seeds)
+    return int(view.means.seeds or view.store.about.get("seeds", 0) or BUDGETS[view.scale.name].seeds)
 
 
 def measure(view: View) -> None:
     """Time the steps, run the short trials, then in each setting the first seed with several rates, and the other seeds."""
-    budget, means, seeds = BUDGETS[view.scale.name], view.means, _seeds(view)
+    budget, means, seeds, store = BUDGETS[view.scale.name], view.means, _seeds(view), view.store
     # Data that are missing or corrupt are said before anything is written.
-    workload = make(resnet.NAME, small=budget.small, device=view.device, folder=means.data)
+    load(budget.candidates("c", "none")[0], device=means.call.device, folder=means.call.folder)
     means.say(_plan(budget, seeds))
-    folder = Folder(view.directory)
-    # Before the first record: what is drawn after a kill has its command too.
-    about = {"command": means.command} | folder.about | {"id": "fig6", "scale": view.scale.name, "seeds": seeds}
-    folder.note(about)
-    for mode in MODES if view.device == "cuda" else MODES[:1]:
-        _time_steps(view, workload, mode)
-    store, started = Store(view.directory / "records"), time.perf_counter()
-    # Two settings share their short trials.
-    trials = [t for name in budget.conditionings for s in ("c", "b") for t in budget.candidates(s, name)]
-    new = _train(view, trials, store, f"fig6: trials of {_epochs(budget.trial_epochs)}")
-    # What leaves most where it is cut off: one setting after the other, all methods of it, but the slowest at the end.
-    for late in (False, True):
-        names = [name for name in budget.conditionings if (name == "max_rows") is late]
-        for setting in SETTINGS:
-            known = cells(view)
-            firsts = [first for name in names if (first := choose(known[setting, name].tried)) is not None]
-            trials = [trial for first in firsts for trial in budget.compared(setting, first)]
-            new += _train(view, trials, store, f"fig6: ({setting}) larger rates, runs of {_epochs(budget.epochs)}")
-            known = cells(view)
-            chosen = [trial for name in names if (trial := known[setting, name].chosen) is not None]
-            runs = [budget.runs(setting, trial, seeds)[number] for number in range(seeds) for trial in chosen]
-            new += _train(view, runs, store, f"fig6: ({setting}) runs of {_epochs(budget.epochs)}")
-    if new:
-        call = {"command": means.command, "seconds": time.perf_counter() - started, "runs": new, "device": view.device}
-        call |= {"workers": means.workers, **origin(threads=torch.get_num_threads(), device=view.device)}
-        folder.note(about | {"calls": [*about.get("calls", []), call]})
+    every = arms(budget, seeds)
+    with store.writing(means.call.command) as mended:
+        for said in mended:
+            means.say(said)
+        about = {"id": "fig6", "scale": view.scale.name, "seeds": seeds}
+        with calling(store, means, about) as trained:
+            for mode in MODES if means.call.device == "cuda" else MODES[:1]:
+                _time_steps(view, mode)
+            short = [
+                Arm(arm.name, lambda best: (), arm.search[:1]) for (_, n), arm in every.items() if n in budget.conditionings
+            ]
+            settle(short, store, trainer(store, means, trained, f"fig6: trials of {_epochs(budget.trial_epochs)}"))
+            # What leaves most where it is cut off: one setting after the other, all methods of it, but the slowest at the end.
+            for late in (False, True):
+                names = [name for name in budget.conditionings if (name == "max_rows") is late]
+                for setting in SETTINGS:
+                    what = f"fig6: ({setting}) runs of {_epochs(budget.epochs)}"
+                    settle([every[setting, name] for name in names], store, trainer(store, means, trained, what))
 
 
 def _plan(budget: Budget, seeds: int) -> str:
@@ -309,50 +304,24 @@ def _plan(budget: Budget, seeds: int) -> str:
     return f"fig6: trials, {short}; runs, {whole}; {total:,} steps in all; what is there already is used"
 
 
-def _time_steps(view: View, workload: Workload, mode: str) -> None:
-    path = view.directory / f"times-{mode}.json"
-    if path.exists():
+def _time_steps(view: View, mode: str) -> None:
+    store, budget, call = view.store, BUDGETS[view.scale.name], view.means.call
+    if mode in store.times():
         return
-    budget = BUDGETS[view.scale.name]
     view.means.say(f"fig6: the time of a step, {mode}")
-    base = Trial(resnet.NAME, "momentum", learning_rate=TIMED_RATE, weight_decay=SETTINGS["a"].weight_decay, small=budget.small)
+    fixed = {"learning_rate": TIMED_RATE, "weight_decay": SETTINGS["a"].weight_decay}
     trials = {
-        name: replace(base, conditioning=name, damping=0.0 if name == "none" else TIMED_DAMPING, schedule="cosine")
-        for name in METHODS
+        name: Trial(
+            resnet.NAME,
+            "momentum" if name == "none" else "momentum+isaac",
+            (*method.settings, *fixed.items(), *(() if name == "none" else (("damping", TIMED_DAMPING),))),
+            schedule="cosine",
+            small=budget.small,
+        )
+        for name, method in METHODS.items()
     }
-    record = times.measure(trials, workload, device=view.device, captured=mode == "captured", rounds=budget.rounds)
-    write(path, {**record, "command": view.means.command})
-
-
-def _train(view: View, trials: Sequence[Trial], store: Store, what: str) -> int:
-    """Run what is not in the store; returns how many that were."""
-    missing = len(store.missing(trials))
-    if not missing:
-        return 0
-    means, started, done = view.means, time.perf_counter(), count(1)
-    means.say(f"{what}, {missing} of {len(trials)} to do")
-
-    def tick(record: Mapping[str, Any], total: int) -> None:
-        number, last = next(done), record["points"][-1]
-        loss, accuracy = last["train_loss"], last["test_accuracy"]
-        end = f"{accuracy:.2%}, loss {loss:.3g}" if record["status"] == "finished" else "diverged"
-        means.say(f"  {number}/{total} {_words(record['trial'])}: {end}, {1e3 * record['seconds_per_step']:.3g} ms")
-        remaining = (time.perf_counter() - started) / number * (total - number)
-        means.progress(Update("fig6", what, number, total, loss, accuracy, None, remaining, number == total))
-
-    pool.run(trials, store, device=view.device, folder=means.data, workers=means.workers, tick=tick)
-    return missing
-
-
-def _words(trial: Mapping[str, Any]) -> str:
-    """A trial in a few words."""
-    found = (
-        name
-        for name, own in SETTINGS.items()
-        if (own.optimizer, own.weight_decay) == (trial["optimizer"], trial["weight_decay"])
-    )
-    method = "∇" if trial["conditioning"] == "none" else f"ζ* {trial['conditioning']} λ {trial['damping']:g}"
-    return f"({next(found)}) {method} η {trial['learning_rate']:g} seed {trial['seed']}"
+    options = {"device": call.device, "captured": mode == "captured", "rounds": budget.rounds, "folder": call.folder}
+    store.add_times(mode, {**times.measure(trials, **options), "command": call.command})  # type: ignore[arg-type]
 
 
 def write_all(view: View) -> None:
@@ -360,16 +329,15 @@ def write_all(view: View) -> None:
     known = cells(view)
     if not any(cell.records for cell in known.values()):
         raise StoreError(
-            f"there is no run of fig6 in {view.directory / 'records'}; "
-            f"isaac-newton reproduce fig6 --scale {view.scale.name} trains it"
+            f"there is no run of fig6 in {view.directory}; isaac-newton reproduce fig6 --scale {view.scale.name} trains it"
         )
-    write(view.directory / "summary.json", summary(view))
-    with (view.directory / "numbers.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
-        for (name, conditioning), cell in known.items():
-            for record in cell.records:
-                table.writerows(_numbers(name, conditioning, record, BUDGETS[view.scale.name].steps))
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for (name, conditioning), cell in known.items():
+        for record in cell.records:
+            table.writerows(_numbers(name, conditioning, record, BUDGETS[view.scale.name].steps))
+    write_whole(view.directory / "numbers.csv", file.getvalue())
 
 
 def _epochs(number: int) -> str:
@@ -380,22 +348,22 @@ def _title(data: str) -> str:
     return f"Figure 6: ResNet-18 on {data.partition(' (')[0]}"
 
 
-def _numbers(setting: str, conditioning: str, record: Mapping[str, Any], steps: int) -> Iterator[list[Any]]:
-    trial = record["trial"]
-    run = [setting, SETTINGS[setting].title, conditioning, trial["learning_rate"], trial["damping"], trial["seed"]]
-    for point in record["points"]:
+def _numbers(setting: str, conditioning: str, record: Record, steps: int) -> Iterator[list[Any]]:
+    trial = record.trial
+    run = [setting, SETTINGS[setting].title, conditioning, trial.learning_rate, trial.get("damping", 0.0), trial.seed]
+    for point in record.points:
         values = [point[name] for name in ("train_loss", "test_loss", "test_accuracy")]
-        yield [*run, record["status"], point["step"] // steps, point["step"], *values]
+        yield [*run, record.status, point["step"] // steps, point["step"], *values]
 
 
 def summary(view: View) -> dict[str, Any]:
-    """What summary.json says: curves, the table of final accuracies, the choices, and the times of steps."""
+    """What the records say together: curves, the table of final accuracies, the choices, and the times of steps."""
     known, budget = cells(view), BUDGETS[view.scale.name]
     records = [record for cell in known.values() for record in cell.records]
-    newest = max(records, key=lambda record: str(record["time"]))
+    newest = max(records, key=lambda record: record.time)
     methods = [name for name in METHODS if any(known[setting, name].records for setting in SETTINGS)]
-    about = Folder(view.directory).about
-    calls = about.get("calls") or [{"command": about.get("command", view.means.command)}]
+    about = view.store.about
+    calls = about.get("calls") or [{"command": about.get("command", view.means.call.command)}]
     columns = [setting.title for setting in SETTINGS.values()]
     rows = [
         {
@@ -408,14 +376,15 @@ def summary(view: View) -> dict[str, Any]:
     ]
     return {
         "kind": "fig6",
-        "title": f"{_title(newest['data'])}: test accuracy",
+        "title": f"{_title(newest.about['data'])}: test accuracy",
         "scale": view.scale.name,
         "command": calls[-1]["command"],
-        **{key: newest[key] for key in ("time", "commit", "versions", "machine")},
+        "time": newest.time,
+        **{key: newest.about[key] for key in ("commit", "versions", "machine")},
         "model": "ResNet-18" + (f" of width {resnet.SMALL_WIDTH}" if budget.small else ""),
-        "data": newest["data"],
-        "checksum": newest["checksum"],
-        "arithmetic": newest["arithmetic"],
+        "data": newest.about["data"],
+        "checksum": newest.about["checksum"],
+        "arithmetic": newest.about["arithmetic"],
         "epochs": budget.epochs,
         "batch": resnet.SMALL_BATCH if budget.small else resnet.ResNet.batch,
         "quantity_title": "Test accuracy",
@@ -432,7 +401,12 @@ def summary(view: View) -> dict[str, Any]:
         "rows": rows,
         "trials": [
             {"setting": setting, "method": name, quantity: value}
-            | {key: getattr(trial, key) for key in ("learning_rate", "damping", "seed", "steps")}
+            | {
+                "learning_rate": trial.learning_rate,
+                "damping": trial.get("damping", 0.0),
+                "seed": trial.seed,
+                "steps": trial.steps,
+            }
             for (setting, name), cell in known.items()
             for quantity, ended in (
                 ("train_loss", cell.tried if SETTINGS[setting].tuned_as == setting else {}),
@@ -462,7 +436,7 @@ def _summary_cell(cell: Cell) -> dict[str, Any] | None:
     if cell.chosen is None or not cell.records:
         return None
     values = [row[-1] for row in cell.accuracies()]
-    settings = f"η {cell.chosen.learning_rate:g}" + (f", λ {cell.chosen.damping:g}" if cell.chosen.damping else "")
+    settings = f"η {cell.chosen.learning_rate:g}" + (f", λ {damping:g}" if (damping := cell.chosen.get("damping")) else "")
     settings += f", {cell.diverged} diverged" if cell.diverged else ""
     return {
         "mean": fmean(values),
@@ -476,8 +450,8 @@ def _summary_cell(cell: Cell) -> dict[str, Any] | None:
 
 def _times(view: View) -> dict[str, dict[str, Any]]:
     """By mode, the record of the times of steps."""
-    paths = {mode: view.directory / f"times-{mode}.json" for mode in MODES}
-    return {mode: read_json(path) for mode, path in paths.items() if path.exists()}
+    known = view.store.times()
+    return {mode: known[mode] for mode in MODES if mode in known}
 
 
 def _summary_times(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -540,7 +514,7 @@ def table(view: View) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
             continue
         spread = f" ± {found['std']:.2%}" if found["std"] is not None else ""
         lost = f", {cell.diverged} diverged" if cell.diverged else ""
-        damping = f"{cell.chosen.damping:g}" if cell.chosen.damping else "–"
+        damping = f"{cell.chosen.damping:g}" if cell.chosen.get("damping") else "–"
         accuracy = f"{found['mean']:.2%}{spread} ({found['n']}{lost})"
         step = [own.get(name, "–") for own in ratios.values()]
         rows.append([f"({setting}) {METHODS[name].label}", f"{cell.chosen.learning_rate:g}", damping, accuracy, *step])
@@ -557,4 +531,5 @@ EXPERIMENT = Experiment(
     executor="local",
     measure=measure,
     table=table,
+    summary=summary,
 )

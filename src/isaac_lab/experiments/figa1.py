@@ -1,7 +1,5 @@
 """Figure A1: the auto-encoder of Figure 2 against momentum, batches ten times as large, and Adam."""
 
-from dataclasses import replace
-
 from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments import curves, fig2, fig5
 from isaac_lab.experiments.curves import Style
@@ -27,12 +25,12 @@ STYLES = {
 def panels(scale: Scale) -> tuple[Panel, ...]:
     """Figure 2's panel from its own records, and what is new in panel c."""
     base, seeds = autoencoder(scale), scale.all_seeds or 1
-    large = replace(base, batch=BATCH)
+    large = autoencoder(scale, batch=BATCH)
     new = (
         tuned("gradient 600", large, seeds),
-        tuned("kfac 600", replace(large, damping=DAMPING, output_damping=DAMPING, kfac=True), seeds),
-        tuned("momentum", replace(base, optimizer="momentum"), seeds),
-        tuned("adam", replace(base, optimizer="adam"), seeds),
+        tuned("kfac 600", autoencoder(scale, method="kfac", batch=BATCH, damping=DAMPING), seeds),
+        tuned("momentum", autoencoder(scale, method="momentum"), seeds),
+        tuned("adam", autoencoder(scale, method="adam"), seeds),
     )
     plain = tuned("gradient", base, seeds)
     first = fig2.panels(scale)[0]

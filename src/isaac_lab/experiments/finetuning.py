@@ -1,14 +1,15 @@
 """What Table 1 is made of: tasks, methods, the settings that each may try, and what the paper has."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any
 
-from isaac_lab.trials.store import Store
-from isaac_lab.trials.trial import Trial
+from isaac_lab.record import Record
+from isaac_lab.study import Arm, Search
+from isaac_lab.trial import Trial
 
 __all__ = [
     "COLUMNS",
@@ -23,10 +24,9 @@ __all__ = [
     "Plan",
     "Run",
     "Task",
-    "chosen",
+    "arms",
     "ended",
     "grid",
-    "over_seeds",
     "score",
 ]
 
@@ -36,17 +36,17 @@ TUNING_SEED = 0
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: its label, a key of `trials.methods.CONDITIONINGS`."""
+    """A row of the table: its label, and how the mean of a sentence's tokens is a row, if it is."""
 
     label: str
-    conditioning: str
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
-        "gradient": Method("∇", "none"),
-        "expand": Method("ζ*", "zeta_star"),
-        "reduce": Method("ζ* reduce", "reduce"),
+        "gradient": Method("∇"),
+        "expand": Method("ζ*"),
+        "reduce": Method("ζ* reduce", (("sharing", "reduce"),)),
     }
 )
 
@@ -151,7 +151,7 @@ PAPER_RUNS = 10
 
 @dataclass(frozen=True)
 class Run:
-    """What run.json says of an experiment.
+    """What about.json says of an experiment.
 
     Args:
         model: Name of the encoder.
@@ -174,18 +174,17 @@ class Run:
 
     def trial(self, task: Task, method: str, rate: float, damping: float, seed: int) -> Trial:
         """A full training run."""
+        own = (("learning_rate", rate), *METHODS[method].settings, *((("damping", damping),) if damping else ()))
         return Trial(
             task.name,
-            task.optimizer,
-            METHODS[method].conditioning,
-            learning_rate=rate,
-            damping=damping,
+            task.optimizer if method == "gradient" else f"{task.optimizer}+isaac",
+            own,
+            (("model", self.model),),
             schedule="linear",
             steps=self.steps[task.name],
             points=self.plan.epochs,
             seed=seed,
             small=self.scale == "smoke",
-            model=self.model,
         )
 
 
@@ -198,30 +197,30 @@ def grid(run: Run, task: Task, method: str) -> list[Trial]:
     return [run.trial(task, method, rate, damping, TUNING_SEED) for rate, damping in pairs]
 
 
-def chosen(run: Run, task: Task, method: str, store: Store) -> Trial | None:
-    """The setting whose run has the best scores at its end, the mean of a task's two; None before all have been run."""
-    records = [store.get(trial) for trial in grid(run, task, method)]
-    if any(record is None for record in records):
-        return None
-    finished = [record for record in records if record is not None and ended(record, task)]
-    best = max(finished, key=lambda record: score(record, task), default=None)
-    return None if best is None else Trial.from_mapping(best["trial"])
+def arms(run: Run) -> dict[tuple[str, str], Arm]:
+    """By title of the task and method: a grid at the tuning seed, and what was best there at other seeds."""
+    return {(task.title, method): _arm(run, task, method) for task in TASKS for method in task.methods}
 
 
-def ended(record: Mapping[str, Any], task: Task) -> bool:
+def _arm(run: Run, task: Task, method: str) -> Arm:
+    seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + run.seeds) if task.shown else range(0)
+
+    def finals(best: Trial | None) -> list[Trial]:
+        if best is None:
+            return []
+        return [run.trial(task, method, best.learning_rate, float(best.get("damping", 0.0)), seed) for seed in seeds]
+
+    def value(record: Record) -> float:
+        return -score(record, task) if ended(record, task) else math.inf
+
+    return Arm(f"{task.title}/{method}", finals, (Search(lambda _: grid(run, task, method), value),))
+
+
+def ended(record: Record, task: Task) -> bool:
     """Whether a run went to its end, with scores that are numbers."""
-    return record["status"] == "finished" and all(record["points"][-1][metric] is not None for metric in task.metrics)
+    return all(math.isfinite(record.final(metric)) for metric in task.metrics)
 
 
-def score(record: Mapping[str, Any], task: Task) -> float:
+def score(record: Record, task: Task) -> float:
     """The mean of a task's scores at the end of a run."""
-    return fmean(float(record["points"][-1][metric]) for metric in task.metrics)
-
-
-def over_seeds(run: Run, task: Task, method: str, store: Store) -> list[Trial]:
-    """The runs of the table: the chosen setting at other seeds; none before it is chosen."""
-    found = chosen(run, task, method, store) if task.shown else None
-    if found is None:
-        return []
-    seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + run.seeds)
-    return [run.trial(task, method, found.learning_rate, found.damping, seed) for seed in seeds]
+    return fmean(record.final(metric) for metric in task.metrics)

@@ -1,84 +1,50 @@
-"""Where an experiment's results lie: records, times of steps, and run.json, which says with what settings they were made.
+"""Where an experiment's records and figure are, and what they say together.
 
-OUT/<ID>/<scale>/records/        what was trained
-OUT/<ID>/<scale>/run.json        settings, commands, seconds
-OUT/<ID>/<scale>/steps-a.json    times of steps, for the panels that have an axis in seconds
+OUT/<ID>/<scale>/trials.jsonl    the runs; figures that show another's runs use that one's records
+OUT/<ID>/<scale>/times.jsonl     times of steps, for what has an axis in seconds
+OUT/<ID>/<scale>/about.json      settings, and the calls that trained: command, machine, runs, seconds
 OUT/<ID>/<scale>/figure.png, figure.svg, numbers.csv
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from isaac_lab.experiments import clock, recipe
+from isaac_lab.executors import Call, run
+from isaac_lab.experiments import recipe
 from isaac_lab.experiments.recipe import Experiment, Outcome, Panel, Scale
-from isaac_lab.progress import Update
-from isaac_lab.records import write
-from isaac_lab.store import Store, StoreError
+from isaac_lab.progress import Display
+from isaac_lab.record import Store
+from isaac_lab.records import origin
+from isaac_lab.times import seconds
+from isaac_lab.trial import Trial
 
-__all__ = ["Folder", "Means", "View", "panels", "view"]
-
-FORMAT = "isaac-newton reproduction"
-VERSION = 1
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The results of one experiment at one scale."""
-
-    directory: Path
-
-    @property
-    def store(self) -> Store:
-        """Its records."""
-        return Store(self.directory / "records")
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What run.json says; raises `StoreError` for one that this version did not write."""
-        path = self.directory / "run.json"
-        if not path.exists():
-            return {"format": FORMAT, "version": VERSION, "settings": [], "seeds": 0, "panels": {}}
-        known = read_json(path)
-        if known.get("format") != FORMAT or known.get("version") != VERSION:
-            raise StoreError(f"{path} is not of a version that this isaac-newton reads; choose another directory")
-        return known
-
-    def note(self, about: Mapping[str, Any]) -> None:
-        """Write run.json; whoever looks sees the old one or the new one."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        temporary = self.directory / "run.json.part"
-        write(temporary, dict(about))
-        temporary.replace(self.directory / "run.json")
-
-    def steps(self, panel: str) -> Path:
-        """The file with the times of a panel's steps."""
-        return self.directory / f"steps-{panel}.json"
+__all__ = ["Means", "View", "calling", "panels", "trainer", "view"]
 
 
 @dataclass(frozen=True)
 class Means:
-    """What an experiment that runs trials of its own takes from the command line.
+    """What the command line says of how to train.
 
     Args:
-        data: Folder with data sets; None for the usual places.
+        call: Executor, device, workers, data, time limit.
         model: Folder or hub name of a pre-trained encoder; empty for the one that the scale says.
         seeds: Runs of each cell; 0 leaves it to the experiment.
-        workers: Processes that train.
-        command: How this was called, for the record.
-        say: Called with what is being done now.
-        progress: Called when one of the runs has ended.
+        display: Where progress is shown; None for nowhere.
     """
 
-    data: Path | None = None
+    call: Call = field(default_factory=Call)
     model: str = ""
     seeds: int = 0
-    workers: int = 1
-    command: str = ""
-    say: Callable[[str], object] = lambda what: None
-    progress: Callable[[Update], None] = lambda update: None
+    display: Display | None = None
+
+    def say(self, what: str) -> None:
+        """A line for people."""
+        if self.display is not None:
+            self.display.say(what)
 
 
 @dataclass(frozen=True)
@@ -91,10 +57,9 @@ class View:
         directory: For the figure.
         outcomes: The panels that have been run, whole.
         steps: By panel, the record of the times of its steps.
-        about: By experiment whose records are used, its run.json.
+        about: By experiment whose records are used, its about.json.
         bench: Directory with records of benchmarks.
-        device: "cpu" or "cuda": where a measurement that is made now runs.
-        means: With what else it is made.
+        means: With what is trained and measured now.
     """
 
     experiment: Experiment
@@ -104,8 +69,12 @@ class View:
     steps: Mapping[str, Mapping[str, Any]]
     about: Mapping[str, Mapping[str, Any]]
     bench: Path = Path("results/bench")
-    device: str = "cpu"
-    means: "Means" = field(default_factory=lambda: Means())
+    means: Means = field(default_factory=Means)
+
+    @property
+    def store(self) -> Store:
+        """The experiment's own records."""
+        return Store(self.directory)
 
     def outcome(self, panel: str) -> Outcome | None:
         """Of this panel, if it has been run."""
@@ -113,43 +82,73 @@ class View:
 
     def seconds_per_step(self, panel: str) -> dict[str, float]:
         """By group; empty where they were not measured."""
-        return clock.seconds_per_step(self.steps[panel]) if panel in self.steps else {}
+        return seconds(self.steps[panel]) if panel in self.steps else {}
 
 
-def panels(experiment: Experiment, out: Path, scale: Scale) -> list[tuple[Panel, Folder, Scale, Sequence[str]]]:
-    """The experiment's panels as they were run: with their folders, and the seeds and settings found there."""
+def panels(experiment: Experiment, out: Path, scale: Scale) -> list[tuple[Panel, Store, Scale, Sequence[str]]]:
+    """The experiment's panels as they were run: with their stores, and the seeds and settings found there."""
     result = []
-    for name in [panel.name for panel in experiment.panels(scale)]:
-        home = next(panel.home for panel in experiment.panels(scale) if panel.name == name)
-        folder = Folder(out / home / scale.name)
-        about = folder.about
-        own = replace(scale, all_seeds=about["seeds"])
+    stores: dict[str, Store] = {}
+    for name, home in [(panel.name, panel.home) for panel in experiment.panels(scale)]:
+        store = stores.setdefault(home, Store(out / home / scale.name))
+        about = store.about
+        settings = about.get("settings", [])
+        own = replace(scale, all_seeds=about.get("seeds", 0))
         panel = next(panel for panel in experiment.panels(own) if panel.name == name)
-        result.append((recipe.selected([panel], about["settings"])[0], folder, own, about["settings"]))
+        result.append((recipe.selected([panel], settings)[0], store, own, settings))
     return result
 
 
 def view(experiment: Experiment, out: Path, scale: Scale, **more: Any) -> View:
     """What is there of an experiment; raises `StoreError` where it cannot be read."""
-    outcomes, steps, about, found = [], {}, {}, {}
-    for panel, folder, own, settings in panels(experiment, out, scale):
-        if panel.home not in found:
-            found[panel.home] = {record.config.key: record for record in folder.store.records()}
-            about[panel.home] = folder.about
-        outcome = recipe.outcome(panel, own, found[panel.home], settings)
+    outcomes: list[Outcome] = []
+    steps: dict[str, dict[str, Any]] = {}
+    about: dict[str, dict[str, Any]] = {}
+    for panel, store, own, settings in panels(experiment, out, scale):
+        about.setdefault(panel.home, store.about)
+        outcome = recipe.outcome(panel, own, store, settings)
         if outcome is not None:
             outcomes.append(outcome)
-            if folder.steps(panel.name).exists():
-                steps[panel.name] = read_json(folder.steps(panel.name))
+            timed = store.times() if panel.clocked else {}
+            if f"steps-{panel.name}" in timed:
+                steps[panel.name] = timed[f"steps-{panel.name}"]
     return View(experiment, scale, out / experiment.id / scale.name, tuple(outcomes), steps, about, **more)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file; one that is damaged is named."""
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {path}: {error}") from None
-    if not isinstance(known, dict):
-        raise StoreError(f"{path} is not a record")
-    return known
+@contextmanager
+def calling(store: Store, means: Means, about: Mapping[str, Any], panel: str = "") -> Iterator[Callable[[int], None]]:
+    """Write down who trains what, before the first run and after each round: a kill forgets nothing that has ended.
+
+    Yields a function that is told how many runs were trained.
+    """
+    call = means.call
+    known = store.about
+    calls = known.get("calls", [])
+    entry: dict[str, Any] = {"panel": panel} if panel else {}
+    entry |= {"command": call.command, "seconds": 0.0, "runs": 0, "executor": call.executor, "device": call.device}
+    entry |= {"workers": call.workers, **origin(threads=1, device=call.device)}
+    started = time.perf_counter()
+
+    def trained(runs: int) -> None:
+        entry["runs"] += runs
+        entry["seconds"] = round(time.perf_counter() - started, 3)
+        if entry["runs"] or not calls:
+            store.note({**known, **about, "calls": [*calls, entry]})
+
+    trained(0)
+    yield trained
+    trained(0)
+
+
+def trainer(store: Store, means: Means, trained: Callable[[int], None], what: str) -> Callable[[Sequence[Trial]], None]:
+    """Trains a round of a study, and writes it down; what ended before time was up counts too."""
+
+    def train(due: Sequence[Trial]) -> None:
+        if means.display is not None:
+            means.display.begin(what, len(due))
+        try:
+            run(due, store, means.call)
+        finally:
+            trained(len(due) - len(store.missing(due)))
+
+    return train

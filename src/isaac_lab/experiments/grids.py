@@ -1,6 +1,7 @@
 """Experiments that are grids of dampings: from records to heat maps and a table of numbers."""
 
 import csv
+import io
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -11,7 +12,8 @@ from isaac_lab.charts.heat import NAMES
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Outcome
 from isaac_lab.experiments.words import setting
-from isaac_lab.store import Record
+from isaac_lab.record import Record
+from isaac_lab.records import write_whole
 
 __all__ = ["NAMES", "accuracies", "cells", "figure", "losses", "numbers"]
 
@@ -35,17 +37,12 @@ COLUMNS = (
 
 def losses(outcome: Outcome) -> dict[tuple[float, float], float]:
     """Final training loss by (λ_a, λ_g), the geometric mean over seeds; NaN where a seed diverged."""
-    return _by_cell(outcome, lambda record: record.points[-1].train_loss, geometric=True)
+    return _by_cell(outcome, lambda record: record.final("train_loss"), geometric=True)
 
 
 def accuracies(outcome: Outcome) -> dict[tuple[float, float], float]:
     """Final test accuracy by (λ_a, λ_g), the mean over seeds; NaN where a seed diverged."""
-
-    def accuracy(record: Record) -> float:
-        value = record.points[-1].test_accuracy
-        return math.nan if value is None else value
-
-    return _by_cell(outcome, accuracy)
+    return _by_cell(outcome, lambda record: record.final("test_accuracy"))
 
 
 def _by_cell(
@@ -57,7 +54,7 @@ def _by_cell(
     }
     for record in outcome.all():
         last = math.nan if record.status != "finished" else value(record)
-        found[record.config.damping, record.config.output_damping].append(last)
+        found[record.trial.damping, record.trial.output_damping].append(last)
     return {cell: _mean(values, geometric) for cell, values in found.items()}
 
 
@@ -100,15 +97,16 @@ def _rate(rate: float | None) -> str:
 
 def numbers(view: View) -> None:
     """One line for each run: its cell and where it ended."""
-    with (view.directory / "numbers.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
-        for outcome in view.outcomes:
-            for name, records in outcome.records.items():
-                for record in records:
-                    config = record.config
-                    cell = [outcome.panel.name, name, config.damping, config.output_damping, config.learning_rate, config.seed]
-                    # The numbers of a run that diverged are those before it did.
-                    for last in record.points[-1:]:
-                        end = [last.epoch, last.train_loss, last.test_loss, last.test_accuracy]
-                        table.writerow([*cell, record.status, *end])
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for outcome in view.outcomes:
+        for name, records in outcome.records.items():
+            for record in records:
+                trial = record.trial
+                cell = [outcome.panel.name, name, trial.damping, trial.output_damping, trial.learning_rate, trial.seed]
+                # The numbers of a run that diverged are those before it did.
+                for last in record.points[-1:]:
+                    end = [last["step"] * trial.points // trial.steps, *(last.get(name) for name in COLUMNS[-3:])]
+                    table.writerow([*cell, record.status, *end])
+    write_whole(view.directory / "numbers.csv", file.getvalue())

@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from isaac_lab.charts.figure import Figure
-from isaac_lab.config import Config, ConfigError
-from isaac_lab.models import AUTOENCODER
-from isaac_lab.store import Record
+from isaac_lab.data.catalogue import SETS
+from isaac_lab.record import Record
+from isaac_lab.study import Arm, Kept, Search, lowest, resolve
+from isaac_lab.trial import Trial, TrialError, Value, parse
 
 if TYPE_CHECKING:
     from isaac_lab.experiments.folder import View
@@ -29,15 +30,14 @@ __all__ = [
     "Outcome",
     "Panel",
     "Scale",
+    "arms",
     "autoencoder",
-    "choose",
     "classifier",
     "final_loss",
     "grid",
     "outcome",
     "over_seeds",
     "selected",
-    "train",
     "trials",
     "tuned",
 ]
@@ -49,9 +49,11 @@ RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 LARGER_RATES = (100.0, 30.0, 10.0, 3.0)
 #: The paper's dampings: 10^-6 … 10^6.
 DECADES = tuple(float(f"1e{exponent}") for exponent in range(-6, 7))
-
-#: Trains these and returns their records, in their order; `what` says what they are for.
-Trainer: TypeAlias = Callable[[Sequence[Config], str], Sequence[Record]]
+#: Training examples of the digits.
+DIGITS = 1440
+#: What "--set" may change, besides the settings of methods.
+FIELDS = ("epochs", "batch", "width", "data", "examples", "seed")
+SETTINGS = ("learning_rate", "damping", "output_damping", "curvature", "layers")
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class Group:
     """
 
     name: str
-    cells: tuple[Config, ...]
-    tuned_on: tuple[Config, ...] = ()
+    cells: tuple[Trial, ...]
+    tuned_on: tuple[Trial, ...] = ()
     like: str = ""
 
 
@@ -143,7 +145,7 @@ class Panel:
     clocked: tuple[Group, ...] = ()
 
     @property
-    def cells(self) -> tuple[Config, ...]:
+    def cells(self) -> tuple[Trial, ...]:
         """All runs."""
         return tuple(cell for group in self.groups for cell in group.cells)
 
@@ -192,6 +194,7 @@ class Experiment:
         executor: What runs it unless the command line says otherwise.
         measure: What has to be measured besides training: a step's time, for Table 2; trials, for Table 1 and Figure 6.
         table: Headings and rows for the terminal, where there are no panels to make them from.
+        summary: What pages and claims need of it, where there are no panels.
     """
 
     id: str
@@ -203,45 +206,57 @@ class Experiment:
     executor: Literal["ensemble", "local"] = "ensemble"
     measure: Callable[["View"], None] = lambda view: None
     table: Callable[["View"], tuple[Sequence[str], Sequence[Sequence[str]]]] = lambda view: ((), ())
+    summary: Callable[["View"], dict[str, Any]] | None = None
 
 
-def classifier(scale: Scale, width: int, **fields: object) -> Config:
-    """The paper's network of five linear layers on MNIST, batch 60, SGD, unless `fields` say otherwise."""
-    chosen = Config(hidden=(_width(scale, width),) * 4, data="digits" if scale.small else "mnist", epochs=scale.epochs)
-    return replace(chosen, **fields)  # type: ignore[arg-type]
+def classifier(scale: Scale, width: int, method: str = "sgd", **settings: Value) -> Trial:
+    """The paper's network of five linear layers on MNIST, batch 60."""
+    own = max(8, width // 8) if scale.small else width
+    usual = 50 if scale.small else 400
+    trial = Trial("mnist-mlp", method, tuple(settings.items()), (("width", own),) if own != usual else (), small=scale.small)
+    return lasting(trial, scale.epochs)
 
 
-def autoencoder(scale: Scale, data: str = "mnist", **fields: object) -> Config:
-    """The paper's auto-encoder, 784-1000-500-30-500-1000-784, batch 60, SGD, unless `fields` say otherwise."""
-    hidden = tuple(_width(scale, size) for size in AUTOENCODER[1:-1])
-    chosen = Config(task="autoencoder", hidden=hidden, data="digits" if scale.small else data, epochs=scale.epochs)
-    return replace(chosen, **fields)  # type: ignore[arg-type]
+def autoencoder(scale: Scale, data: str = "mnist", method: str = "sgd", batch: int = 60, **settings: Value) -> Trial:
+    """The paper's auto-encoder, 784-1000-500-30-500-1000-784."""
+    name = {"mnist": "mnist-autoencoder", "fashion-mnist": "fashion-autoencoder"}[data]
+    variant = (("batch", batch),) if batch != 60 else ()
+    return lasting(Trial(name, method, tuple(settings.items()), variant, small=scale.small), scale.epochs)
 
 
-def _width(scale: Scale, width: int) -> int:
-    return max(8, width // 8) if scale.small else width
+def lasting(trial: Trial, epochs: int) -> Trial:
+    """A run of so many epochs, measured after each."""
+    usual = "digits" if trial.small else "fashion-mnist" if trial.workload.startswith("fashion") else "mnist"
+    name = str(trial.get("data", usual))
+    there = DIGITS if name == "digits" else SETS[name].examples[0] if name in SETS else 0
+    steps = epochs * ((int(trial.get("examples", 0)) or there) // int(trial.get("batch", 60)))
+    return replace(trial, steps=max(1, steps), points=epochs)
 
 
-def over_seeds(config: Config, seeds: int) -> tuple[Config, ...]:
+def conditioned(base: Trial, inputs: float, outputs: float, curvature: str = "sampled") -> Trial:
+    """The same run with these dampings; infinite ones are not there."""
+    own: dict[str, Value] = {} if math.isinf(inputs) else {"damping": inputs}
+    if math.isfinite(outputs):
+        own |= {"output_damping": outputs} | ({"curvature": curvature} if curvature != "sampled" else {})
+    return replace(base, method=f"{base.method}+isaac").having(**own) if own else base
+
+
+def over_seeds(trial: Trial, seeds: int) -> tuple[Trial, ...]:
     """The same run from several seeds."""
-    return tuple(replace(config, seed=config.seed + number) for number in range(seeds))
+    return tuple(replace(trial, seed=trial.seed + number) for number in range(seeds))
 
 
-def tuned(name: str, config: Config, seeds: int = 1, *, like: str = "") -> Group:
+def tuned(name: str, trial: Trial, seeds: int = 1, *, like: str = "") -> Group:
     """A curve: one run over seeds, with a learning rate of its own, chosen at the first seed, or that of another group."""
-    return Group(name, over_seeds(config, seeds), () if like else (config,), like)
+    return Group(name, over_seeds(trial, seeds), () if like else (trial,), like)
 
 
-def grid(base: Config, scale: Scale) -> tuple[Group, ...]:
+def grid(base: Trial, scale: Scale, curvature: str = "sampled") -> tuple[Group, ...]:
     """The three sectors of the paper's grids: λ_a × λ_g for ζ, λ_a for ζ*, and the gradient in the corner."""
     seeds = scale.all_seeds or 1
 
-    def cells(pairs: Iterable[tuple[float, float]], count: int = seeds) -> tuple[Config, ...]:
-        return tuple(
-            cell
-            for inputs, outputs in pairs
-            for cell in over_seeds(replace(base, damping=inputs, output_damping=outputs), count)
-        )
+    def cells(pairs: Iterable[tuple[float, float]], count: int = seeds) -> tuple[Trial, ...]:
+        return tuple(cell for pair in pairs for cell in over_seeds(conditioned(base, *pair, curvature), count))
 
     def square(dampings: Sequence[float]) -> list[tuple[float, float]]:
         return [(inputs, outputs) for inputs in dampings for outputs in dampings]
@@ -258,101 +273,91 @@ def grid(base: Config, scale: Scale) -> tuple[Group, ...]:
 
 
 def selected(panels: Sequence[Panel], settings: Sequence[str]) -> tuple[Panel, ...]:
-    """The panels with "field=value" settings in every cell; raises `ConfigError` where these undo what a panel compares."""
+    """The panels with "name=value" settings in every cell; raises `TrialError` where these undo what a panel compares."""
     return tuple(_with_settings(panel, settings) for panel in panels) if settings else tuple(panels)
 
 
 def _with_settings(panel: Panel, settings: Sequence[str]) -> Panel:
-    def changed(cells: Iterable[Config]) -> tuple[Config, ...]:
-        return tuple(cell.with_settings(settings) for cell in cells)
+    values = dict(parse(setting) for setting in settings)
+
+    def changed(cells: Iterable[Trial]) -> tuple[Trial, ...]:
+        return tuple(_changed(cell, values) for cell in cells)
 
     def changed_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
         return tuple(replace(group, cells=changed(group.cells), tuned_on=changed(group.tuned_on)) for group in groups)
 
     result = replace(panel, groups=changed_groups(panel.groups), clocked=changed_groups(panel.clocked))
     if len(set(result.cells)) < len(set(panel.cells)):
-        raise ConfigError(f"{', '.join(settings)}: panel {panel.name} of {panel.home} compares runs that differ in this")
+        raise TrialError(f"{', '.join(settings)}: panel {panel.name} of {panel.home} compares runs that differ in this")
     return result
 
 
-def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Config]:
-    """Short runs of a group's cells at every learning rate; at one, where the settings say which."""
+def _changed(cell: Trial, values: Mapping[str, Value]) -> Trial:
+    for name, value in values.items():
+        if name not in (*FIELDS, *SETTINGS):
+            raise TrialError(f"there is no setting {name!r}; there are {', '.join((*FIELDS, *SETTINGS))}")
+        if name in FIELDS and name != "data" and (not isinstance(value, int) or isinstance(value, bool)):
+            raise TrialError(f"{name} must be a whole number, got {value!r}")
+    epochs, seed = values.get("epochs", cell.points), values.get("seed", cell.seed)
+    own = {name: value for name, value in values.items() if name in ("batch", "width", "data", "examples")}
+    # A method that has no such number stays as it is: the gradient has no damping.
+    there = {n: v for n, v in values.items() if n in SETTINGS and (n == "learning_rate" or n in dict(cell.settings))}
+    varied = replace(cell.varied(**own).having(**there), seed=int(seed))  # type: ignore[arg-type]
+    if int(epochs) < 1:  # type: ignore[arg-type]
+        raise TrialError(f"epochs must be >= 1, got {epochs}")
+    return lasting(varied, int(epochs))  # type: ignore[arg-type]
+
+
+def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Trial]:
+    """Short runs of a group's cells at every learning rate, the largest first; at one, where the settings say which."""
     fixed = any(setting.partition("=")[0].strip() == "learning_rate" for setting in settings)
     rates = sorted({rate for cell in group.tuned_on for rate in ([cell.learning_rate] if fixed else _rates_of(cell, scale))})
     return [
-        replace(cell, learning_rate=rate, epochs=min(cell.epochs, scale.tune_epochs))
+        lasting(cell.having(learning_rate=rate), min(cell.points, scale.tune_epochs))
         for rate in reversed(rates)
         for cell in group.tuned_on
     ]
 
 
-def _rates_of(cell: Config, scale: Scale) -> tuple[float, ...]:
-    larger = cell.task == "autoencoder" and cell.optimizer != "adam"
+def _rates_of(cell: Trial, scale: Scale) -> tuple[float, ...]:
+    larger = cell.workload.endswith("autoencoder") and not cell.method.startswith("adam")
     return (*scale.larger_rates, *scale.rates) if larger else scale.rates
 
 
 def final_loss(record: Record) -> float:
     """The last training loss; infinite for a run that diverged."""
-    if record.status == "diverged" or not record.points:
-        return math.inf
-    loss = record.points[-1].train_loss
-    return loss if math.isfinite(loss) else math.inf
+    return record.final("train_loss")
 
 
-def tried(records: Iterable[Record]) -> dict[float, float]:
-    """By learning rate, the lowest final training loss that any of these runs has."""
-    lowest: dict[float, float] = {}
-    for record in records:
-        rate = record.config.learning_rate
-        lowest[rate] = min(lowest.get(rate, math.inf), final_loss(record))
-    return lowest
+def arms(panel: Panel, scale: Scale, settings: Sequence[str] = ()) -> dict[str, Arm]:
+    """By group: short runs choose the learning rate, of all cells together, and all cells are run with it."""
+    by_name = {group.name: group for group in panel.groups}
+
+    def arm(group: Group) -> Arm:
+        candidates = trials(by_name[group.like or group.name], scale, settings)
+
+        def finals(best: Trial | None) -> Sequence[Trial]:
+            return [] if best is None else [cell.having(learning_rate=best.learning_rate) for cell in group.cells]
+
+        return Arm(f"{panel.name}/{group.name}", finals, (Search(lambda _: candidates, lowest("train_loss")),))
+
+    return {name: arm(group) for name, group in by_name.items()}
 
 
-def choose(lowest: Mapping[float, float]) -> float | None:
-    """The learning rate with the lowest final training loss, the larger of equal ones; None where all of them diverged."""
-    rate = min(sorted(lowest, reverse=True), key=lambda rate: lowest[rate], default=None)
-    return None if rate is None or lowest[rate] == math.inf else rate
-
-
-def train(panel: Panel, scale: Scale, trainer: Trainer, settings: Sequence[str] = ()) -> None:
-    """The trials of all groups, then all cells at the learning rates that these chose."""
-    configs = [config for group in panel.groups for config in trials(group, scale, settings)]
-    found = {record.config.key: record for record in trainer(configs, f"{panel.home} {panel.name}: learning rates")}
-    rates = _rates(panel, scale, found, settings)[0]
-    trainer(_rated(panel, rates), f"{panel.home} {panel.name}: {panel.title}")
-
-
-def outcome(panel: Panel, scale: Scale, found: Mapping[str, Record], settings: Sequence[str] = ()) -> Outcome | None:
-    """What these records (by their configurations' keys) say of a panel; None unless all of it has been run."""
-    needed = [config for group in panel.groups for config in trials(group, scale, settings)]
-    if any(_is_missing(found.get(config.key)) for config in needed):
+def outcome(panel: Panel, scale: Scale, kept: Kept, settings: Sequence[str] = ()) -> Outcome | None:
+    """What the records say of a panel; None unless all of it has been run."""
+    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale, settings).items()}
+    if not all(result.whole for result in found.values()):
         return None
-    rates, losses = _rates(panel, scale, found, settings)
-    if any(_is_missing(found.get(config.key)) for config in _rated(panel, rates)):
-        return None
-    records = {
-        group.name: tuple(found[config.key] for config in _rated(replace(panel, groups=(group,)), rates))
-        for group in panel.groups
-    }
+    rates = {name: None if result.best is None else result.best.learning_rate for name, result in found.items()}
+    losses = {group.name: _by_rate(found[group.name].tried[0]) for group in panel.groups if not group.like}
+    records = {name: result.runs for name, result in found.items()}
     return Outcome(panel, scale.name, rates, losses, records, tuple(settings))
 
 
-def _rates(
-    panel: Panel, scale: Scale, found: Mapping[str, Record], settings: Sequence[str]
-) -> tuple[dict[str, float | None], dict[str, dict[float, float]]]:
-    losses = {
-        group.name: tried(found[config.key] for config in trials(group, scale, settings))
-        for group in panel.groups
-        if not group.like
-    }
-    rates = {name: choose(own) for name, own in losses.items()}
-    return {group.name: rates[group.like or group.name] for group in panel.groups}, losses
-
-
-def _rated(panel: Panel, rates: Mapping[str, float | None]) -> list[Config]:
-    chosen = ((cell, rates[group.name]) for group in panel.groups for cell in group.cells)
-    return [replace(cell, learning_rate=rate) for cell, rate in chosen if rate is not None]
-
-
-def _is_missing(record: Record | None) -> bool:
-    return record is None or record.status == "unfinished"
+def _by_rate(tried: Mapping[Trial, float]) -> dict[float, float]:
+    """By learning rate, the lowest value that any of these runs has."""
+    found: dict[float, float] = {}
+    for trial, value in tried.items():
+        found[trial.learning_rate] = min(found.get(trial.learning_rate, math.inf), value)
+    return found

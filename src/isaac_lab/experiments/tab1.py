@@ -9,19 +9,19 @@ what.
 
 import contextlib
 import csv
-import json
+import io
+import math
 import os
 import shlex
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import torch
-
+from isaac_lab import times
 from isaac_lab.data import text
 from isaac_lab.experiments import finetuning
 from isaac_lab.experiments.finetuning import (
@@ -34,50 +34,57 @@ from isaac_lab.experiments.finetuning import (
     TUNING_SEED,
     Run,
     Task,
+    arms,
     ended,
     grid,
-    over_seeds,
-    score,
 )
-from isaac_lab.experiments.folder import View, read_json
+from isaac_lab.experiments.folder import Means, View, calling, trainer
 from isaac_lab.experiments.recipe import Experiment
-from isaac_lab.progress import Update
-from isaac_lab.records import origin, write
+from isaac_lab.record import Record, Store, StoreError
+from isaac_lab.records import write_whole
 from isaac_lab.report.figures import scores
 from isaac_lab.significance import against
-from isaac_lab.store import StoreError
-from isaac_lab.trials import pool, times
-from isaac_lab.trials.store import Store
-from isaac_lab.trials.trial import Trial
-from isaac_lab.trials.workload import make
-from isaac_lab.trials.workloads import glue
+from isaac_lab.study import Result, resolve, settle
+from isaac_lab.trial import Trial
+from isaac_lab.workloads import glue
 
 __all__ = ["EXPERIMENT", "summary"]
 
 
 def measure(view: View) -> None:
-    """Time the steps, then train what is missing."""
-    with _encoder(view) as encoder, _threads(view):
-        run = _run(view, encoder)
-        known = _about(view)
+    """Time the steps, then train what is due."""
+    # Two threads would wait for each other longer than they compute on toy tasks.
+    with _encoder(view) as encoder, times.threads(int(view.scale.small)):
+        run, store = _run(view, encoder), view.store
+        known = store.about
         for name, value in (("model", run.model), ("weights", run.weights), ("steps", dict(run.steps))):
             if known and known[name] != value:
                 raise StoreError(f"{view.directory} was made with {name} {known[name]}, this is {value}; name another --out")
+        for record in store.records():
+            if record.about["weights"] != run.weights:
+                raise StoreError(f"{store.folder} has runs with other weights of {run.model}; name another --out")
         view.means.say(_plan(run))
-        store = Store(view.directory / "records")
-        started, trained = time.perf_counter(), 0
-        calls = known["calls"] if known else []
-        call = {"command": _command(view, run), "workers": _workers(view), "device": view.device}
-        call |= origin(threads=torch.get_num_threads(), packages=("torch", "transformers"), device=view.device)
-        # Before the first record: who draws after a kill must know what was asked for.
-        _note(view, run, [*calls, call])
-        timed = _time(view, run)
-        for stage in STAGES:
-            for part in (grid, lambda run, task, method: over_seeds(run, task, method, store)):
-                trials = [trial for task in stage for method in task.methods for trial in part(run, task, method)]
-                trained += _train(view, run, store, trials)
-        call |= {"seconds": time.perf_counter() - started, "runs": trained}
-        _note(view, run, [*calls, call] if trained or timed or not calls else calls)
+        means = _means(view, run)
+        about = {"id": "tab1", "model": run.model, "weights": run.weights, "seeds": run.seeds, "steps": dict(run.steps)}
+        with store.writing(means.call.command) as mended:
+            for said in mended:
+                means.say(said)
+            with calling(store, means, about | {"scale": run.scale}) as trained:
+                _time(view, run, store)
+                every = arms(run)
+                for stage in STAGES:
+                    own = [every[task.title, method] for task in stage for method in task.methods]
+                    titles = " and ".join(task.title for task in stage if task.shown)
+                    settle(own, store, trainer(store, means, trained, f"Table 1, {titles}"))
+
+
+def _means(view: View, run: Run) -> Means:
+    """With the encoder's name in place of its folder's; another process takes longer to start than a toy task to train."""
+    call, model = view.means.call, view.means.model
+    given, known = (shlex.quote(name) for name in (Path(model).name, run.model))
+    command = call.command.replace(f"--model {given}", f"--model {known}")
+    executor = "processes" if call.workers > 1 and not view.scale.small else "local"
+    return replace(view.means, call=replace(call, command=command, executor=executor))
 
 
 @contextlib.contextmanager
@@ -106,21 +113,12 @@ def _encoder(view: View) -> Iterator[glue.Encoder]:
             os.environ[glue.ENCODER] = before
 
 
-@contextlib.contextmanager
-def _threads(view: View) -> Iterator[None]:
-    """One for toy tasks: two would wait for each other longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if view.scale.small else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _run(view: View, encoder: glue.Encoder) -> Run:
     plan, small = finetuning.PLANS[view.scale.name], view.scale.small
     batch = glue.Glue.batch
-    examples = {task.name: len(text.load(f"toy-{task.name}" if small else task.name, view.means.data).train) for task in TASKS}
+    examples = {
+        task.name: len(text.load(f"toy-{task.name}" if small else task.name, view.means.call.folder).train) for task in TASKS
+    }
     steps = {name: plan.epochs * -(-count // batch) for name, count in examples.items()}
     return Run(encoder.name, encoder.weights, view.means.seeds or plan.seeds, steps, view.scale.name)
 
@@ -136,100 +134,34 @@ def _plan(run: Run) -> str:
     return f"Table 1 with {run.model}, {total:,} training steps in all: {'; '.join(lines)}."
 
 
-def _command(view: View, run: Run) -> str:
-    """How this was called, with the encoder's name in place of its folder's."""
-    given, known = (shlex.quote(name) for name in (Path(view.means.model).name, run.model))
-    return view.means.command.replace(f"--model {given}", f"--model {known}")
-
-
-def _workers(view: View) -> int:
-    # Another process takes longer to start than a toy task to train.
-    return 1 if view.scale.small else view.means.workers
-
-
-def _train(view: View, run: Run, store: Store, trials: Sequence[Trial]) -> int:
-    """Train what has no record; returns how many these were."""
-    for trial in trials:
-        known = store.get(trial)
-        if known is not None and known["weights"] != run.weights:
-            raise StoreError(f"{store.folder} has runs with other weights of {run.model}; name another --out")
-    done = 0
-
-    def tick(record: dict[str, Any], total: int) -> None:
-        nonlocal done
-        done += 1
-        last = record["points"][-1]
-        metrics = next(task.metrics for task in TASKS if task.name == record["trial"]["workload"])
-        shown = ", ".join(f"{heading} {last[name]:.4f}" for name, heading in metrics.items())
-        ended = shown if record["status"] == "finished" else record["status"]
-        view.means.say(f"{done} of {total}: {Trial.from_mapping(record['trial']).title}: {ended}")
-        rate = record["seconds_per_step"]
-        update = Update(
-            name=f"tab1 {trials[0].workload} {trials[0].seed}",
-            title=f"Table 1, {trials[0].workload}",
-            epoch=done,
-            epochs=total,
-            train_loss=last["train_loss"],
-            test_accuracy=last.get("accuracy"),
-            steps_per_second=1 / rate if rate else None,
-            remaining=None,
-            ended=done == total,
-        )
-        view.means.progress(update)
-
-    pool.run(trials, store, device=view.device, folder=view.means.data, workers=_workers(view), tick=tick)
-    return done
-
-
-def _time(view: View, run: Run) -> bool:
-    """The time of a step: on real batches of CoLA, and captured on batches of one shape; returns whether any was measured."""
-    wanted = {"eager": "cola", **({"captured": "cola-64"} if view.device == "cuda" else {})}
-    missing = {mode: name for mode, name in wanted.items() if not _times(view, mode).exists()}
-    for mode, name in missing.items():
+def _time(view: View, run: Run, store: Store) -> None:
+    """The time of a step: on real batches of CoLA, and captured on batches of one shape."""
+    call, known = view.means.call, store.times()
+    wanted = {"eager": "cola", **({"captured": "cola-64"} if call.device == "cuda" else {})}
+    for mode, name in wanted.items():
+        if mode in known:
+            continue
         view.means.say(f"Time of a step, {mode}, {name}")
-        workload = make(name, small=view.scale.small, device=view.device, folder=view.means.data)
         trials = {
             method: Trial(
                 name,
-                "adam",
-                METHODS[method].conditioning,
-                learning_rate=1e-5,
-                damping=0.0 if method == "gradient" else 1.0,
+                "adam" if method == "gradient" else "adam+isaac",
+                (("learning_rate", 1e-5), *own.settings, *(() if method == "gradient" else (("damping", 1.0),))),
+                (("model", run.model),),
                 small=view.scale.small,
-                model=run.model,
             )
-            for method in METHODS
+            for method, own in METHODS.items()
         }
-        record = times.measure(trials, workload, device=view.device, captured=mode == "captured", rounds=run.plan.rounds)
-        write(_times(view, mode), record | {"workload": workload.title, "weights": run.weights})
-    return bool(missing)
-
-
-def _times(view: View, mode: str) -> Path:
-    return view.directory / f"times-{mode}.json"
-
-
-def _about(view: View) -> dict[str, Any] | None:
-    path = view.directory / "run.json"
-    if not path.exists():
-        return None
-    known = read_json(path)
-    if known.get("kind") != "tab1":
-        raise StoreError(f"{path} is not of Table 1; name another --out")
-    return known
-
-
-def _note(view: View, run: Run, calls: Sequence[Mapping[str, Any]]) -> None:
-    temporary = view.directory / "run.json.part"
-    about = {"kind": "tab1", "model": run.model, "weights": run.weights, "seeds": run.seeds, "steps": dict(run.steps)}
-    write(temporary, about | {"scale": run.scale, "calls": list(calls)})
-    temporary.replace(view.directory / "run.json")
+        record = times.measure(
+            trials, device=call.device, captured=mode == "captured", rounds=run.plan.rounds, folder=call.folder
+        )
+        store.add_times(mode, record | {"weights": run.weights})
 
 
 def _found(view: View) -> tuple[Run, Mapping[str, Any]]:
     """What was run, and how it was called last."""
-    known = _about(view)
-    if known is None:
+    known = view.store.about
+    if not known:
         raise StoreError(
             f"there is nothing of Table 1 in {view.directory}; isaac-newton reproduce tab1 --scale {view.scale.name} trains it"
         )
@@ -239,7 +171,8 @@ def _found(view: View) -> tuple[Run, Mapping[str, Any]]:
 def summary(view: View) -> dict[str, Any]:
     """The table with all that is needed to read it."""
     run, call = _found(view)
-    store = Store(view.directory / "records")
+    store = view.store
+    found = {name: resolve(arm, store) for name, arm in arms(run).items()}
     shown = [task for task in TASKS if task.shown]
     rows = [
         {
@@ -247,7 +180,7 @@ def summary(view: View) -> dict[str, Any]:
             "model": run.model,
             "method": method,
             "ours": method != "gradient",
-            "cells": [cell for task in shown for cell in _cells(run, task, method, store)],
+            "cells": [cell for task in shown for cell in _cells(found[task.title, method], task)],
         }
         for method in METHODS
     ]
@@ -265,7 +198,8 @@ def summary(view: View) -> dict[str, Any]:
     columns, what = COLUMNS, "CoLA, MRPC and STS-B"
     if run.scale == "smoke":
         columns, what, published = [_toy(column) for column in COLUMNS], "toy tasks", []
-    ratios = {mode: _ratios(_times(view, mode)) for mode in ("eager", "captured") if _times(view, mode).exists()}
+    timed = store.times()
+    ratios: dict[str, Any] = {mode: _ratios(timed[mode]) for mode in ("eager", "captured") if mode in timed}
     return {
         "kind": "tab1",
         "title": f"Table 1: {run.model} fine-tuned on {what}",
@@ -276,8 +210,8 @@ def summary(view: View) -> dict[str, Any]:
         "columns": columns,
         "rows": [*rows, *published],
         "times": ratios,
-        "tried": _tried(run, store),
-        "notes": [*_notes(run, call["device"], ratios, _spent(store)), *against(rows, columns)],
+        "tried": _tried(run, found),
+        "notes": [*_notes(run, call.get("device", "cpu"), ratios, _spent(store)), *against(rows, columns)],
     }
 
 
@@ -287,21 +221,19 @@ def _toy(column: str) -> str:
     return column.replace(task.title, f"toy-{task.name}")
 
 
-def _cells(run: Run, task: Task, method: str, store: Store) -> list[dict[str, Any] | None]:
-    trials = over_seeds(run, task, method, store)
-    records = [record for trial in trials if (record := store.get(trial)) is not None]
-    if not records:
+def _cells(found: Result, task: Task) -> list[dict[str, Any] | None]:
+    if not found.runs:
         return [None] * len(task.metrics)
-    finished = [record for record in records if ended(record, task)]
-    lost = len(records) - len(finished)
-    scores = {metric: [float(record["points"][-1][metric]) for record in finished] for metric in task.metrics}
+    finished = [record for record in found.runs if ended(record, task)]
+    lost = len(found.runs) - len(finished)
+    scores = {metric: [record.final(metric) for record in finished] for metric in task.metrics}
     return [
         {
             "mean": fmean(values) if values else None,
             "std": stdev(values) if len(values) > 1 else None,
             "n": len(values),
             "diverged": lost,
-            "settings": _settings(trials[0]) + (f", {lost} diverged" if lost else ""),
+            "settings": _settings(found.runs[0].trial) + (f", {lost} diverged" if lost else ""),
             "values": values,
         }
         for values in scores.values()
@@ -309,45 +241,50 @@ def _cells(run: Run, task: Task, method: str, store: Store) -> list[dict[str, An
 
 
 def _settings(trial: Trial) -> str:
-    damping = f", λ {trial.damping:g}" if trial.damping else ""
-    return f"{'Adam' if trial.optimizer == 'adam' else 'SGD with momentum'}, η {trial.learning_rate:g}{damping}"
+    damping = f", λ {trial.damping:g}" if trial.get("damping") else ""
+    return f"{'Adam' if trial.method.startswith('adam') else 'SGD with momentum'}, η {trial.learning_rate:g}{damping}"
 
 
 def _published(mean: float, std: float) -> dict[str, Any]:
     return {"mean": mean / 100, "std": std / 100, "n": PAPER_RUNS, "settings": "as printed in the paper"}
 
 
-def _ratios(path: Path) -> dict[str, Any]:
-    record = read_json(path)
+def _ratios(record: Mapping[str, Any]) -> dict[str, Any]:
     entries = {entry["name"]: entry["ratio"] | {"seconds": entry["seconds_per_step"]["median"]} for entry in record["methods"]}
     return {"workload": record["workload"], "methods": entries, "left_out": record["left_out"]}
 
 
-def _tried(run: Run, store: Store) -> list[dict[str, Any]]:
+def _tried(run: Run, found: Mapping[tuple[str, str], Result]) -> list[dict[str, Any]]:
     """By task and method: what each setting of its grid reached at the tuning seed."""
-    found = []
+    result = []
     for task in TASKS:
         for method in task.methods:
-            trials = grid(run, task, method)
-            settings = [_reached(record, task) for trial in trials if (record := store.get(trial)) is not None]
+            tried = found[task.title, method].tried[0]
+            settings = [_reached(trial, -value) for trial, value in tried.items()]
             of = {"task": task.title, "optimizer": task.optimizer, "method": method}
-            found.append({**of, "settings": settings, "missing": len(trials) - len(settings)})
-    return found
+            result.append({**of, "settings": settings, "missing": len(grid(run, task, method)) - len(settings)})
+    return result
 
 
-def _reached(record: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    finished, trial = ended(record, task), record["trial"]
-    kept = {name: trial[name] for name in ("learning_rate", "damping")}
-    return kept | {"status": record["status"], "score": score(record, task) if finished else None}
+def _reached(trial: Trial, value: float) -> dict[str, Any]:
+    kept = {"learning_rate": trial.learning_rate, "damping": trial.get("damping", 0.0)}
+    return kept | {"status": "diverged" if value == -math.inf else "finished", "score": None if value == -math.inf else value}
 
 
 def _spent(store: Store) -> str:
     """How many settings each method has tried at the tuning seed, in grids that were changed later too."""
-    trials = [json.loads(path.read_text(encoding="utf-8"))["trial"] for path in sorted(store.folder.glob("*.json"))]
-    tuned = Counter((t["workload"], t["optimizer"], t["conditioning"]) for t in trials if t["seed"] == TUNING_SEED)
+    trials = [record.trial for record in store.records() if record.trial.seed == TUNING_SEED]
+    tuned = Counter((trial.workload, trial.method, trial.get("sharing")) for trial in trials)
     parts, equal = [], True
     for task in TASKS:
-        counts = {name: tuned[task.name, task.optimizer, METHODS[name].conditioning] for name in task.methods}
+        counts = {
+            name: tuned[
+                task.name,
+                task.optimizer + ("" if name == "gradient" else "+isaac"),
+                dict(METHODS[name].settings).get("sharing"),
+            ]
+            for name in task.methods
+        }
         equal &= len(set(counts.values())) == 1
         parts.append(f"{task.title} " + ", ".join(f"{METHODS[name].label} {count}" for name, count in counts.items()))
     uneven = " The numbers differ: the grid of ζ* was changed, and run again, after its first had not been ahead of ∇."
@@ -387,25 +324,27 @@ def _notes(run: Run, device: str, ratios: Mapping[str, Any], spent: str) -> list
 
 
 def write_all(view: View) -> None:
-    """Numbers.csv and summary.json."""
-    found = summary(view)
-    write(view.directory / "summary.json", found)
+    """Numbers.csv."""
     run, _ = _found(view)
-    store = Store(view.directory / "records")
+    store = view.store
     metrics = list(dict.fromkeys(metric for task in TASKS for metric in task.metrics))
     columns = ["stage", "task", "optimizer", "method", "learning_rate", "damping", "seed", "status", "train_loss", "dev_loss"]
-    with (view.directory / "numbers.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow([*columns, *metrics])
-        for task, method in [(each, method) for each in TASKS for method in each.methods]:
-            for stage, trials in (("grid", grid(run, task, method)), ("seeds", over_seeds(run, task, method, store))):
-                for trial in trials:
-                    if (record := store.get(trial)) is not None:
-                        numbers = [trial.learning_rate, trial.damping, trial.seed, record["status"]]
-                        last = record["points"][-1]
-                        losses = [_rounded(last["train_loss"]), _rounded(last["test_loss"])]
-                        scores = [_rounded(last.get(metric)) for metric in metrics]
-                        table.writerow([stage, task.name, task.optimizer, method, *numbers, *losses, *scores])
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow([*columns, *metrics])
+    for task, method in [(each, method) for each in TASKS for method in each.methods]:
+        found = resolve(arms(run)[task.title, method], store)
+        tried = [record for trial in found.tried[0] if (record := store.get(trial)) is not None]
+        for stage, records in (("grid", tried), ("seeds", found.runs)):
+            for record in records:
+                table.writerow([stage, task.name, task.optimizer, method, *_row(record, metrics)])
+    write_whole(view.directory / "numbers.csv", file.getvalue())
+
+
+def _row(record: Record, metrics: Sequence[str]) -> list[Any]:
+    trial, last = record.trial, record.points[-1] if record.points else {}
+    numbers = [trial.learning_rate, trial.get("damping", 0.0), trial.seed, record.status]
+    return [*numbers, *(_rounded(last.get(name)) for name in ("train_loss", "test_loss", *metrics))]
 
 
 def _rounded(value: float | None) -> str:
@@ -451,4 +390,5 @@ EXPERIMENT = Experiment(
     executor="local",
     measure=measure,
     table=table,
+    summary=summary,
 )

@@ -1,6 +1,7 @@
 """Table 2: time and memory of a training step, from the records of `isaac-newton bench`."""
 
 import csv
+import io
 from typing import Any
 
 from isaac_lab.bench import runs
@@ -8,7 +9,7 @@ from isaac_lab.bench.published import PAPER, paper_ratio
 from isaac_lab.charts.figure import Figure
 from isaac_lab.experiments.folder import View
 from isaac_lab.experiments.recipe import Experiment
-from isaac_lab.records import read, write
+from isaac_lab.records import read, write, write_whole
 from isaac_lab.report import costs
 
 __all__ = ["EXPERIMENT", "records"]
@@ -44,7 +45,7 @@ def measure(view: View) -> None:
     if records(view):
         return
     small = view.scale.small
-    device = "cpu" if small else view.device
+    device = "cpu" if small else view.means.call.device
     plan = runs.Plan(device=device, models=MODELS[view.scale.name], rounds=view.scale.rounds, memory=not small)
     folder = view.directory / "bench"
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,13 +61,14 @@ def figure(view: View) -> Figure:
 def numbers(view: View) -> None:
     """One line for each record, model and method."""
     found = records(view)
-    with (view.directory / "numbers.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
-        for name, record in found.items():
-            for case in record["cases"]:
-                for method in case["methods"]:
-                    table.writerow([name, record["mode"], *_row(record, case, method)])
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for name, record in found.items():
+        for case in record["cases"]:
+            for method in case["methods"]:
+                table.writerow([name, record["mode"], *_row(record, case, method)])
+    write_whole(view.directory / "numbers.csv", file.getvalue())
 
 
 def _row(record: dict[str, Any], case: dict[str, Any], method: dict[str, Any]) -> list[Any]:

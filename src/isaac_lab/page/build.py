@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from isaac_lab.claims import ledger
-from isaac_lab.evidence import Evidence
+from isaac_lab.claims.evidence import Evidence
 from isaac_lab.page import costs, curves, grids, headline, promises, race, render, tables
 from isaac_lab.page import ledger as claims
 from isaac_lab.page.parts import Figure, Missing, Paragraph, Row, Section, Source, Table
@@ -41,9 +41,9 @@ def build(results: Path, compatibility: Path) -> str:
     name = _called(results)
     # First what is read at once, so that nobody waits for an error.
     races = race.summaries(results, name)
-    raced, larger = race.section(races), tables.section(results, name)
-    compatible = promises.section(compatibility, _called(compatibility))
     evidence = Evidence(results / "reproduce", results / "bench")
+    raced, larger = race.section(races), tables.section(results, name, evidence)
+    compatible = promises.section(compatibility, _called(compatibility))
     found = ledger(evidence)
     folders = tuple(f"{name}/{part}" for part in ("race", "reproduce", "bench") if (results / part).is_dir())
     sections = [

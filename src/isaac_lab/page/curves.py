@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from isaac_lab.charts.lines import ONE_SEED, Line
-from isaac_lab.evidence import Evidence
+from isaac_lab.claims.evidence import Evidence
 from isaac_lab.experiments import EXPERIMENTS, fig2, fig5, figa1
 from isaac_lab.experiments.curves import QUANTITIES, TITLES, Style, over_seeds
 from isaac_lab.experiments.folder import View

@@ -2,7 +2,7 @@
 
 import math
 
-from isaac_lab.evidence import Evidence
+from isaac_lab.claims.evidence import Evidence
 from isaac_lab.experiments import EXPERIMENTS
 from isaac_lab.experiments.grids import cells
 from isaac_lab.experiments.recipe import Outcome

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from isaac_lab.bench.published import PAPER
-from isaac_lab.evidence import Evidence, Verdict
+from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.experiments.grids import losses
 from isaac_lab.experiments.recipe import Outcome
 from isaac_lab.experiments.words import data_of
@@ -64,10 +64,10 @@ def _grid(evidence: Evidence) -> Tile | None:
         return None
     factor = plain / star if star < plain else star / plain
     word = "lower" if star < plain else "higher"
-    configs = [record.config for record in found.all()]
+    records = found.all()
     label = f"{word} training loss with ζ* than with plain SGD, each at its best"
-    setting = f"5 layers, {found.panel.title}, {configs[0].epochs} epochs, scale “{found.scale}”"
-    detail = f"{number(star)} against {number(plain)}: {data_of(configs)}, {setting}. One seed, so there is no p."
+    setting = f"5 layers, {found.panel.title}, {records[0].trial.points} epochs, scale “{found.scale}”"
+    detail = f"{number(star)} against {number(plain)}: {data_of(records)}, {setting}. One seed, so there is no p."
     return Tile(times(factor), label, detail, "grids")
 
 

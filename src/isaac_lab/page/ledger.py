@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from isaac_lab.claims import Claim
-from isaac_lab.evidence import Finding, Verdict
+from isaac_lab.claims.evidence import Finding, Verdict
 from isaac_lab.experiments import EXPERIMENTS
 from isaac_lab.page.parts import Item, Ledger, Section, Source
 

@@ -12,6 +12,7 @@ def of_view(view: View, directory: str) -> Source:
     calls = [
         call
         for outcome in view.outcomes
-        for call in view.about[outcome.panel.home]["panels"].get(outcome.panel.name, {}).get("calls", ())
+        for call in view.about[outcome.panel.home].get("calls", ())
+        if call.get("panel", outcome.panel.name) == outcome.panel.name
     ]
     return Source.of((f"{directory}/{home}/{view.scale.name}" for home in homes), calls)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from isaac_lab.page.parts import Missing, Paragraph, Promises, Section, Source
-from isaac_lab.store import StoreError
+from isaac_lab.records import StoreError
 
 __all__ = ["parse", "section"]
 

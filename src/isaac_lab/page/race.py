@@ -9,6 +9,8 @@ from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row
 from isaac_lab.page.summaries import Summary, checked, find
 from isaac_lab.race.draw import figure
 from isaac_lab.race.ends import lowest, pairs
+from isaac_lab.race.standings import summarize
+from isaac_lab.record import Store
 from isaac_lab.words import number, percent, spread, times
 
 __all__ = ["section", "summaries"]
@@ -27,7 +29,7 @@ def summaries(results: Path, directory: str) -> list[Summary]:
     def name(path: Path) -> str:
         return f"{directory}/{path.relative_to(results).as_posix()}"
 
-    return [summary for folder in folders for summary in find(folder, "race", name)]
+    return [summary for folder in folders for summary in find(folder, name, lambda path, _: summarize(Store(path)))]
 
 
 def _reached(method: Record) -> bool:

@@ -1,6 +1,5 @@
-"""Summaries that other commands leave in a folder for each scale, SCALE/summary.json: found, read and checked."""
+"""What races, Table 1 and Figure 6 say of themselves, for the page: from their records, checked."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from isaac_lab.page.parts import Source
-from isaac_lab.store import StoreError
+from isaac_lab.records import StoreError
 
 __all__ = ["Summary", "checked", "find"]
 
@@ -18,7 +17,7 @@ SCALES = ("paper", "full", "quick", "smoke")
 
 @dataclass(frozen=True)
 class Summary:
-    """One file: what it says, and what the page calls it."""
+    """What one folder of records says, and what the page calls it."""
 
     name: str
     scale: str
@@ -30,31 +29,24 @@ class Summary:
         return Source.of([self.name], [self.data])
 
 
-def find(folder: Path, kind: str, name: Callable[[Path], str]) -> list[Summary]:
-    """All of a folder, the largest scale first; smoke tests only where there is nothing else.
+def find(folder: Path, name: Callable[[Path], str], summary: Callable[[Path, str], dict[str, Any]]) -> list[Summary]:
+    """All scales of a folder, the largest first; smoke tests only where there is nothing else.
 
     Args:
         folder: With a folder for each scale.
-        kind: That the files must say they are.
-        name: What the page calls a file.
+        name: What the page calls one.
+        summary: What its records say, given the folder of a scale and the scale; empty for nothing.
     """
-    found = []
-    for path in sorted(folder.glob("*/summary.json")):
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise StoreError(f"cannot read {path}: {error}") from None
-        if not isinstance(data, dict) or data.get("kind") != kind:
-            raise StoreError(f'{path} is not a summary of kind "{kind}"')
-        found.append(Summary(name(path), str(data.get("scale") or path.parent.name), data))
-    found.sort(key=lambda summary: SCALES.index(summary.scale) if summary.scale in SCALES else len(SCALES))
-    return [summary for summary in found if summary.scale != "smoke"] or found
+    there = [scale for scale in SCALES if (folder / scale / "trials.jsonl").is_file()]
+    chosen = [scale for scale in there if scale != "smoke"] or there
+    every = [Summary(name(folder / scale), scale, summary(folder / scale, scale)) for scale in chosen]
+    return [found for found in every if found.data]
 
 
 @contextmanager
 def checked(summary: Summary) -> Iterator[None]:
-    """What is missing in a summary is named, with the file."""
+    """What is missing in a summary is named, with the folder."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        raise StoreError(f"{summary.name} is not a summary that this version reads: {type(error).__name__} {error}") from None
+        raise StoreError(f"{summary.name} has no records that this version reads: {type(error).__name__} {error}") from None

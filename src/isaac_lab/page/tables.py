@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from isaac_lab.claims.evidence import Evidence
 from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row, Section, Table, identifier
 from isaac_lab.page.summaries import Summary, checked, find
 from isaac_lab.report.figures import courses
@@ -14,7 +15,7 @@ __all__ = ["section"]
 TITLES = {"tab1": "Table 1", "fig6": "Figure 6"}
 
 
-def section(results: Path, directory: str) -> Section:
+def section(results: Path, directory: str, evidence: Evidence) -> Section:
     """Whatever there is of both."""
 
     def name(path: Path) -> str:
@@ -22,7 +23,7 @@ def section(results: Path, directory: str) -> Section:
 
     blocks: list[Block] = []
     for kind, title in TITLES.items():
-        found = find(results / "reproduce" / kind, kind, name)
+        found = find(results / "reproduce" / kind, name, lambda _, scale, kind=kind: evidence.summary(kind, scale))  # type: ignore[misc]
         if not found:
             blocks += [Heading(kind, title), Missing(title, f"isaac-newton reproduce {kind} --scale quick")]
         for place, summary in enumerate(found):

@@ -65,7 +65,7 @@ class Course:
         rates: Ranges of learning rates, by optimizer; "isaac-…" where ISAAC wants another than the optimizer alone.
         second_rates: Range of AdamW's learning rate beside Muon.
         dampings: Range of λ of ISAAC, the printed formula and K-FAC.
-        conditioning: How ISAAC conditions with one batch: a key of `methods.CONDITIONINGS`.
+        conditioning: How ISAAC conditions with one batch: "zeta_star" or "reduce".
         relative: Whether ISAAC's λ is relative to the size of the layers' inputs.
         running: Whether ISAAC also enters with a running average of the inputs' second moment.
         schedule: Of the learning rate.

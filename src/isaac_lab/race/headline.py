@@ -1,6 +1,5 @@
 """What pages say of the races: where each optimizer ended with ISAAC and without, in one table, and each race."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,9 @@ from isaac_lab.charts.draw import draw
 from isaac_lab.race.course import COURSES
 from isaac_lab.race.draw import figure
 from isaac_lab.race.ends import lowest, pairs
+from isaac_lab.race.standings import summarize
 from isaac_lab.race.tables import markdown
+from isaac_lab.record import Store
 from isaac_lab.report import docs
 from isaac_lab.report.docs import DocsError as PageError
 
@@ -23,8 +24,8 @@ MARKS = ("race", "races")
 
 def summaries(races: Path) -> dict[Path, dict[str, Any]]:
     """By folder, the races on each workload, the largest scale first, in the order of the workloads."""
-    paths = [races / workload / scale / "summary.json" for workload in COURSES for scale in SCALES]
-    return {path.parent: json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()}
+    folders = [races / workload / scale for workload in COURSES for scale in SCALES]
+    return {folder: summarize(Store(folder)) for folder in folders if (folder / "about.json").is_file()}
 
 
 def headline(races: Path) -> str:

@@ -6,13 +6,15 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from isaac_lab.race import tuning
-from isaac_lab.race.entrants import REFERENCE
-from isaac_lab.trials import times
-from isaac_lab.trials.store import Store
-from isaac_lab.trials.trial import Trial
+from isaac_lab.race.course import COURSES, SCALES
+from isaac_lab.race.entrants import REFERENCE, Entrant, arm, entrants
+from isaac_lab.record import Record as Run
+from isaac_lab.record import Store
+from isaac_lab.study import Result, resolve
+from isaac_lab.times import seconds as medians
+from isaac_lab.trial import Trial
 
-__all__ = ["SETTINGS", "TITLES", "crossing", "finals", "speed_up", "statistics", "summarize"]
+__all__ = ["SETTINGS", "TITLES", "crossing", "results", "speed_up", "statistics", "summarize"]
 
 Record = Mapping[str, Any]
 
@@ -21,20 +23,12 @@ TITLES = {"train_loss": "Training loss", "test_loss": "Test loss"}
 SETTINGS = ("learning_rate", "second_rate", "damping")
 
 
-def finals(store: Store, trials: Sequence[Trial], quantity: str, seeds: int) -> list[Trial]:
-    """The runs with the settings that tuning chose: seeds from 1 on; none before tuning has ended, or if all diverged."""
-    found = [store.get(trial) for trial in trials]
-    records = [record for record in found if record is not None]
-    best = tuning.best(records, quantity) if len(records) == len(trials) else None
-    return [] if best is None else [replace(trials[best], seed=seed) for seed in range(1, seeds + 1)]
-
-
-def crossing(record: Record, quantity: str, target: float) -> float | None:
+def crossing(record: Run, quantity: str, target: float) -> float | None:
     """The step at which a run first is at or below the target, on straight lines between measurements; None if it never is."""
     before: tuple[float, float] | None = None
-    for point in record["points"]:
+    for point in record.points:
         step, value = point["step"], point[quantity]
-        if value is None or not math.isfinite(value):
+        if value is None:
             before = None
             continue
         if value <= target:
@@ -90,25 +84,30 @@ def speed_up(method: Record, rival: Record, budget: int, per_step: str | None = 
     }
 
 
-def summarize(about: Record, store: Store, timed: Mapping[str, Record]) -> dict[str, Any]:
-    """The summary of a race, in the form that the page and the README are made from.
+def results(about: Record, store: Store) -> dict[str, tuple[Entrant, Result]]:
+    """By name, who races, and what the records say."""
+    course = COURSES[about["workload"]]
+    # As it was run, also where a scale has changed since.
+    scale = replace(SCALES[about["scale"]], **{name: about[name] for name in ("trials", "seeds", "points")})
+    options = {"steps": about["steps"], "quantity": about["quantity"], "network": about.get("network", "")}
+    return {entrant.name: (entrant, resolve(arm(entrant, course, scale, **options), store)) for entrant in entrants(course)}
 
-    Args:
-        about: What the race is.
-        store: Its records.
-        timed: Seconds of the steps, by mode.
-    """
-    seconds = {mode: times.seconds(record) for mode, record in timed.items()}
-    runs = {name: _runs(store, entry, about) for name, entry in about["methods"].items()}
-    target = _target(runs[REFERENCE], about)
-    found = [_method(name, entry, runs[name], target, seconds, about) for name, entry in about["methods"].items()]
+
+def summarize(store: Store) -> dict[str, Any]:
+    """The summary of the race in a folder, in the form that tables, pictures and pages are made from."""
+    about, timed = store.about, store.times()
+    timed = {mode: timed[mode] for mode in ("eager", "captured") if mode in timed}
+    seconds = {mode: medians(record) for mode, record in timed.items()}
+    runs = results(about, store)
+    target = _target(runs[REFERENCE][1], about)
+    found = [_method(entrant, result, target, seconds, about) for entrant, result in runs.values()]
     reference = next(method for method in found if method["name"] == REFERENCE)
     units = {"steps": None, "seconds": "seconds_per_step", "seconds_eager": "seconds_per_step_eager"}
     for method in found:
         method["speed_up"] = {key: speed_up(method, reference, about["steps"], unit) for key, unit in units.items()}
     settings = reference["settings"]
-    newest = max((record for _, finals, _ in runs.values() for record in finals), key=lambda r: str(r["time"]), default={})
-    origin = timed.get("eager") or newest
+    newest = max((record for _, result in runs.values() for record in result.runs), key=lambda run: run.time, default=None)
+    origin = timed.get("eager") or ({} if newest is None else {**newest.about, "time": newest.time})
     return {
         "kind": "race",
         "workload": about["workload"],
@@ -145,50 +144,37 @@ def summarize(about: Record, store: Store, timed: Mapping[str, Record]) -> dict[
     }
 
 
-#: Tuning runs, final runs, and which tuning run was chosen.
-_Runs = tuple[list[dict[str, Any]], list[dict[str, Any]], int | None]
-
-
-def _runs(store: Store, entry: Record, about: Record) -> _Runs:
-    trials = [Trial.from_mapping(trial) for trial in entry["tuning"]]
-    tried = [record for trial in trials if (record := store.get(trial)) is not None]
-    if len(tried) < len(trials):
-        return tried, [], None
-    chosen = finals(store, trials, about["quantity"], about["seeds"])
-    ran = [record for trial in chosen if (record := store.get(trial)) is not None]
-    return tried, ran, tuning.best(tried, about["quantity"])
-
-
-def _target(runs: _Runs, about: Record) -> float | None:
+def _target(found: Result, about: Record) -> float | None:
     """Of the reference's runs alone: the highest, so that each of its own seeds gets there."""
-    values = [value for record in runs[1] if (value := _final(record, about["quantity"])) is not None]
+    values = [value for record in found.runs if (value := _final(record, about["quantity"])) is not None]
     return max(values, default=None)
 
 
-def _final(record: Record, quantity: str) -> float | None:
-    return record["points"][-1][quantity] if record["status"] == "finished" and record["points"] else None
+def _final(record: Run, quantity: str) -> float | None:
+    value = record.final(quantity)
+    return value if math.isfinite(value) else None
 
 
 def _method(
-    name: str, entry: Record, runs: _Runs, target: float | None, seconds: Mapping[str, Mapping[str, float]], about: Record
+    entrant: Entrant, found: Result, target: float | None, seconds: Mapping[str, Mapping[str, float]], about: Record
 ) -> dict[str, Any]:
-    tried, ran, best = runs
-    quantity = about["quantity"]
+    ran, name, quantity = found.runs, entrant.name, about["quantity"]
     by_mode = {mode: seconds.get(mode, {}).get(name) for mode in ("eager", "captured")}
     mode = "captured" if by_mode["captured"] is not None else "eager"
     per_step = by_mode[mode]
     plain = seconds.get(mode, {}).get("sgd")
     steps = [None if target is None else crossing(record, quantity, target) for record in ran]
-    reason = None if ran else entry["reason"] or _unfinished(len(tried), best, about)
+    reason = None if ran else about.get("reasons", {}).get(name) or _unfinished(found, about)
+    ranges = {key: [own.low, own.high] for key, own in entrant.space(COURSES[about["workload"]]).items()}
     return {
         "name": name,
-        "label": entry["label"],
-        "ours": entry["ours"],
-        "settings": _settings(entry, tried[best]["trial"]) if best is not None and ran else None,
-        "edge": best is not None and _edge(entry, best),
+        "label": entrant.label,
+        "ours": entrant.ours,
+        "settings": _settings(ranges, found.best) if found.best is not None and ran else None,
+        "edge": found.best is not None and _edge(found),
         "mode": mode if ran else None,
         "n": len(ran),
-        "diverged": sum(record["status"] != "finished" for record in ran),
+        "diverged": sum(_final(record, quantity) is None for record in ran),
         "reason": reason,
         "steps_to_target": statistics(steps) if ran else None,
         "seconds_to_target": statistics([_times(step, per_step) for step in steps]) if ran else None,
@@ -198,44 +184,45 @@ def _method(
         "seconds_per_step_eager": _short(by_mode["eager"]),
         "seconds_per_step_captured": _short(by_mode["captured"]),
         "ratio_to_sgd": _short(per_step / plain) if per_step and plain else None,
-        "ranges": entry["ranges"],
+        "ranges": ranges,
         "tuning": [
             {
-                "settings": _settings(entry, record["trial"]),
-                "value": _short(tuning.ending(record, quantity)),
-                "status": record["status"],
+                "settings": _settings(ranges, trial),
+                "value": _short(value),
+                "status": "diverged" if math.isinf(value) else "finished",
             }
-            for record in tried
+            for trial, value in found.tried[0].items()
         ],
         "curves": [_curve(record, quantity, per_step) for record in ran],
     }
 
 
-def _unfinished(tried: int, best: int | None, about: Record) -> str:
+def _unfinished(found: Result, about: Record) -> str:
+    tried = len(found.tried[0])
     if tried < about["trials"]:
         return f"{tried} of {about['trials']} tuning trials have been run"
-    return "diverged in every tuning trial" if best is None else "tuned, but not run with other seeds yet"
+    return "diverged in every tuning trial" if found.best is None else "tuned, but not run with other seeds yet"
 
 
-def _settings(entry: Record, trial: Record) -> dict[str, float]:
+def _settings(ranges: Record, trial: Trial) -> dict[str, float]:
     """What was tuned, and what moved with it."""
-    named = {*entry["ranges"], *(["second_rate"] if trial["optimizer"] == "muon" else [])}
-    return {name: trial[name] for name in SETTINGS if name in named}
+    named = {*ranges, *(["second_rate"] if trial.method.startswith("muon") else [])}
+    return {name: float(trial.get(name)) for name in SETTINGS if name in named}
 
 
-def _edge(entry: Record, best: int) -> bool:
+def _edge(found: Result) -> bool:
     """Whether no lower or no higher learning rate than the chosen one was tried."""
-    rates = [trial["learning_rate"] for trial in entry["tuning"]]
-    return rates[best] in (min(rates), max(rates))
+    rates = [trial.learning_rate for trial in found.tried[0]]
+    return found.best is not None and found.best.learning_rate in (min(rates), max(rates))
 
 
-def _curve(record: Record, quantity: str, per_step: float | None) -> dict[str, Any]:
-    steps = [point["step"] for point in record["points"]]
+def _curve(record: Run, quantity: str, per_step: float | None) -> dict[str, Any]:
+    steps = [point["step"] for point in record.points]
     return {
-        "seed": record["trial"]["seed"],
+        "seed": record.trial.seed,
         "steps": steps,
         "seconds": [_short(_times(step, per_step)) for step in steps],
-        "loss": [_short(point[quantity]) for point in record["points"]],
+        "loss": [_short(point[quantity]) for point in record.points],
     }
 
 

@@ -1,10 +1,10 @@
 """How settings are found: the same number of points for every method, fixed beforehand, and the one that ends lowest."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-__all__ = ["LAST", "best", "ending", "places"]
+from isaac_lab.record import Record
+
+__all__ = ["LAST", "ending", "places"]
 
 #: Measurements at the end of a tuning run whose mean decides: a single one is noisy.
 LAST = 3
@@ -29,16 +29,9 @@ def _halton(number: int, base: int) -> float:
     return result
 
 
-def ending(record: Mapping[str, Any], quantity: str) -> float:
+def ending(record: Record, quantity: str) -> float:
     """What a run is judged by: the mean of its last measurements; infinite where it diverged."""
-    values = [point[quantity] for point in record["points"]][-LAST:]
-    if record["status"] != "finished" or any(value is None or not math.isfinite(value) for value in values):
+    values = record.column(quantity)[-LAST:]
+    if not record.finished or not all(math.isfinite(value) for value in values):
         return math.inf
     return math.fsum(values) / len(values)
-
-
-def best(records: Sequence[Mapping[str, Any]], quantity: str) -> int | None:
-    """Which of the runs ends lowest; None where all diverged."""
-    endings = [ending(record, quantity) for record in records]
-    lowest = min(endings, default=math.inf)
-    return endings.index(lowest) if math.isfinite(lowest) else None

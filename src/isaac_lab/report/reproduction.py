@@ -2,16 +2,16 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.charts.draw import draw
 from isaac_lab.claims import Claim
-from isaac_lab.evidence import Evidence, Finding, Verdict
+from isaac_lab.claims.evidence import Evidence, Finding, Verdict
 from isaac_lab.experiments import EXPERIMENTS
-from isaac_lab.experiments.folder import View, read_json
-from isaac_lab.experiments.recipe import Experiment
+from isaac_lab.experiments.folder import View
+from isaac_lab.experiments.recipe import Experiment, Outcome
 from isaac_lab.experiments.words import data_of, setting
 from isaac_lab.report.tables import table
 
@@ -75,7 +75,7 @@ def _section(experiment: Experiment, own: Sequence[tuple[Claim, Finding]], evide
 
 def _has_figure(view: View) -> bool:
     """Of an experiment without panels: whether it has been run."""
-    return (view.directory / "summary.json").exists()
+    return (view.directory / "trials.jsonl").exists()
 
 
 def _figure(view: View, pictures: Path) -> str:
@@ -85,8 +85,7 @@ def _figure(view: View, pictures: Path) -> str:
     if not view.outcomes:
         return text + _trials(view)
     text += f"{_escape(setting(view))}.\n\n"
-    calls = [(outcome.panel, view.about[outcome.panel.home]["panels"].get(outcome.panel.name)) for outcome in view.outcomes]
-    rows = [_call(view, panel.name, about) for panel, about in calls if about]
+    rows = [row for outcome in view.outcomes if (row := _call(view, outcome))]
     headings = ["Panel", "Data", "Runs", "Trained in", "On", "Command"]
     return text + (table(headings, rows).markdown() if rows else "")
 
@@ -96,17 +95,18 @@ def _trials(view: View) -> str:
     headings, rows = view.experiment.table(view)
     if not rows:
         return "From the records of the [benchmarks](benchmarks.md), which name their commands.\n"
-    about = read_json(view.directory / "summary.json")
+    about = view.experiment.summary(view) if view.experiment.summary else {}
     on = about["machine"].get("gpu") or about["machine"].get("cpu") or "?"
     shown = table(headings, [[_escape(cell) for cell in row] for row in rows]).markdown()
     notes = "".join(f"{_bullet(note)}\n" for note in about["notes"])
     return f"{shown}\n{notes}\n{on}, scale “{view.scale.name}”: `{about['command']}`\n"
 
 
-def _call(view: View, panel: str, about: dict[str, Any]) -> list[str]:
-    outcome = view.outcome(panel)
-    data = data_of(record.config for record in outcome.all()) if outcome else ""
-    calls = about["calls"]
+def _call(view: View, outcome: Outcome) -> list[str]:
+    panel, data = outcome.panel.name, data_of(outcome.all())
+    calls: list[Mapping[str, Any]] = [c for c in view.about[outcome.panel.home].get("calls", ()) if c.get("panel") == panel]
+    if not calls:
+        return []
     on = dict.fromkeys(call["machine"].get("gpu") or call["machine"]["cpu"] or "?" for call in calls)
     how = dict.fromkeys(call["executor"] for call in calls)
     seconds = sum(call["seconds"] for call in calls)

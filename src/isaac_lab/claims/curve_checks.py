@@ -1,0 +1,220 @@
+"""Checks of claims about curves of training: Figures 2, 5 and A1."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
+
+from isaac_lab.claims.checks import IDENTICAL, SAME, Test, behind, decide, scales, unknown, unstable
+from isaac_lab.claims.evidence import Check, Evidence, Finding
+from isaac_lab.experiments.fig5 import SELECTIONS
+from isaac_lab.experiments.recipe import Outcome
+
+#: Curves of Figure 2 and their names, and the dampings that are drawn and those that are not.
+METHODS = {"K-FAC": "kfac", "ζ": "zeta", "ζ*": "zeta_star"}
+DRAWN = [f"{group} {damping}" for group in METHODS.values() for damping in ("0.1", "0.01")]
+SMALLER = [f"{group} {damping}" for group in ("kfac", "zeta") for damping in ("0.001", "0.0001")]
+
+
+def _final(outcome: Outcome, group: str) -> float:
+    """Final training loss of a curve, mean over seeds; infinite where one diverged."""
+    records = outcome.records[group]
+    if not records or not all(record.finished for record in records):
+        return math.inf
+    return fmean(record.final("train_loss") for record in records)
+
+
+def _by_step(outcome: Outcome, group: str) -> dict[int, float]:
+    """Training loss of a curve at each measurement after the start, mean over seeds, as far as all seeds go."""
+    rows = [
+        {int(point["step"]): math.nan if point["train_loss"] is None else point["train_loss"] for point in record.points[1:]}
+        for record in outcome.records[group]
+    ]
+    common = set.intersection(*(set(row) for row in rows)) if rows else set()
+    return {step: fmean(row[step] for row in rows) for step in sorted(common)}
+
+
+def _at_time(outcome: Outcome, group: str, per_step: float, seconds: float) -> float:
+    """Training loss after so many seconds, straight between epochs on a logarithmic scale; infinite before the first epoch."""
+    records = outcome.records[group]
+    if not records or not all(record.finished for record in records):
+        return math.inf
+    known = [(step * per_step, loss) for step, loss in _by_step(outcome, group).items()]
+    if not known or seconds < known[0][0]:
+        return math.inf
+    for (early, above), (late, below) in pairwise(known):
+        if early <= seconds <= late:
+            share = (seconds - early) / (late - early)
+            return math.exp((1 - share) * math.log(above) + share * math.log(below))
+    return known[-1][1]
+
+
+def figure2(groups: Sequence[str], test: Test, *, panel: str = "a") -> Check:
+    """A test of curves of Figure 2."""
+
+    def check(evidence: Evidence) -> Finding:
+        outcome = evidence.outcome("fig2", panel)
+        if outcome is None or any(group not in outcome.records for group in groups):
+            return unknown(f"missing: fig2 {panel}")
+        return decide(*test(outcome), outcome.label)
+
+    return check
+
+
+def similar_and_cheaper(evidence: Evidence) -> Finding:
+    """ζ* ends where K-FAC does, and its step takes at most half as long."""
+    costs = {name: evidence.ratio("cpu-1thread", "autoencoder", name) for name in ("zeta_star", "kfac")}
+    star, kfac = costs["zeta_star"], costs["kfac"]
+    if star is None or kfac is None:
+        return unknown("missing: K-FAC and ζ* on the auto-encoder, bench cpu-1thread")
+
+    def test(outcome: Outcome) -> tuple[bool, str]:
+        own, other = _final(outcome, "zeta_star 0.1"), _final(outcome, "kfac 0.1")
+        gap = behind(own, other)
+        text = f"λ = 0.1: loss ζ* {own:.3g}, K-FAC {other:.3g}; time of a step × gradient: ζ* {star:.2f}, K-FAC {kfac:.1f}"
+        return gap <= SAME and kfac >= 2 * star, text
+
+    return figure2(("zeta_star 0.1", "kfac 0.1"), test)(evidence)
+
+
+def almost_identical(outcome: Outcome) -> tuple[bool, str]:
+    """K-FAC, ζ and ζ* at λ = 0.1 lie on each other."""
+    groups = ("kfac 0.1", "zeta 0.1", "zeta_star 0.1")
+    if any(math.isinf(_final(outcome, group)) for group in groups):
+        return False, f"diverged: {', '.join(group for group in groups if math.isinf(_final(outcome, group)))}"
+    curves = [_by_step(outcome, group) for group in groups]
+    spread = [max(values) / min(values) - 1 for values in zip(*(curve.values() for curve in curves), strict=True)]
+    ends = ", ".join(f"{name} {_final(outcome, group):.4g}" for name, group in zip(("K-FAC", "ζ", "ζ*"), groups, strict=True))
+    text = f"at the end {ends}; difference at the end {spread[-1]:.1%}, median over epochs {median(spread):.1%}"
+    return spread[-1] < IDENTICAL and median(spread) < IDENTICAL, text
+
+
+def faster_convergence(outcome: Outcome) -> tuple[bool, str]:
+    """One of the methods ends lower with λ = 0.01 than with λ = 0.1."""
+    pairs = {name: (_final(outcome, f"{group} 0.1"), _final(outcome, f"{group} 0.01")) for name, group in METHODS.items()}
+    text = "; ".join(f"{name}: λ = 0.1 {large:.4g}, λ = 0.01 {small:.4g}" for name, (large, small) in pairs.items())
+    return any(small < large for large, small in pairs.values()), text
+
+
+def _stability(outcome: Outcome, damping: float) -> dict[str, bool]:
+    return {name: not unstable(outcome.records[f"{group} {damping:g}"]) for name, group in METHODS.items()}
+
+
+def _stability_text(outcome: Outcome, damping: float) -> str:
+    parts = []
+    for name, stable in _stability(outcome, damping).items():
+        group = f"{METHODS[name]} {damping:g}"
+        rate, tried = outcome.rates[group], outcome.tried.get(group, {})
+        lost = sum(math.isinf(loss) for loss in tried.values())
+        about = "every rate diverged" if rate is None else f"at η = {rate:g}"
+        about += f", {lost} of {len(tried)} rates diverged in trials" if tried and rate is not None else ""
+        parts.append(f"{name} {'stable' if stable else 'unstable'} ({about})")
+    return f"λ = {damping:g}: {', '.join(parts)}"
+
+
+def only_star_is_unstable(outcome: Outcome) -> tuple[bool, str]:
+    """At λ = 0.01 ζ* is unstable, K-FAC and ζ are not."""
+    stable = _stability(outcome, 0.01)
+    return stable["K-FAC"] and stable["ζ"] and not stable["ζ*"], _stability_text(outcome, 0.01)
+
+
+def good_at_moderate_damping(outcome: Outcome) -> tuple[bool, str]:
+    """ζ* at λ = 0.1 is stable and ends below ∇."""
+    own, plain = _final(outcome, "zeta_star 0.1"), _final(outcome, "gradient")
+    stable = not unstable(outcome.records["zeta_star 0.1"])
+    return stable and own < plain, f"ζ* at λ = 0.1 {'stable' if stable else 'unstable'}, loss {own:.4g}; ∇ {plain:.4g}"
+
+
+def unstable_below(outcome: Outcome) -> tuple[bool, str]:
+    """K-FAC and ζ are unstable at the dampings that are not drawn."""
+    lost = [not _stability(outcome, damping)[name] for damping in (0.001, 0.0001) for name in ("K-FAC", "ζ")]
+    return all(lost), "; ".join(_stability_text(outcome, damping) for damping in (0.001, 0.0001))
+
+
+def smallest_valid(evidence: Evidence) -> Finding:
+    """The smallest λ at which K-FAC is stable is one that the paper names."""
+    first, second = evidence.outcome("fig2", "a"), evidence.outcome("fig2", "b")
+    if first is None or second is None:
+        return unknown(f"missing: {', '.join(f'fig2 {n}' for n, o in (('a', first), ('b', second)) if o is None)}")
+    where = {0.1: first, 0.01: first, 0.001: second, 0.0001: second}
+    stable = {damping: _stability(outcome, damping)["K-FAC"] for damping, outcome in where.items()}
+    text = "K-FAC: " + ", ".join(f"λ = {damping:g} {'stable' if own else 'unstable'}" for damping, own in stable.items())
+    smallest = min((damping for damping, own in stable.items() if own), default=None)
+    return decide(smallest in (0.01, 0.001), text, scales({("fig2", "a"): first, ("fig2", "b"): second}))
+
+
+def best_per_time(evidence: Evidence) -> Finding:
+    """In the time that ∇ takes, a ζ* curve gets lowest."""
+    outcome = evidence.outcome("fig2", "a")
+    if outcome is None:
+        return unknown("missing: fig2 a")
+    seconds = {group: evidence.seconds("fig2", "a", group) for group in outcome.records}
+    if any(value is None for value in seconds.values()):
+        return unknown("missing: step times of fig2")
+    plain = max((record.points[-1]["step"] for record in outcome.records["gradient"]), default=0) * (seconds["gradient"] or 0.0)
+    values = {group: _at_time(outcome, group, seconds[group] or 0.0, plain) for group in outcome.records}
+    text = f"training loss after {plain:.3g} s on one CPU thread, when ∇ is through: "
+    ends = {group: "–" if math.isinf(value) else f"{value:.4g}" for group, value in sorted(values.items(), key=_second)}
+    text += ", ".join(f"{group} {value}" for group, value in ends.items())
+    star = min(values[group] for group in values if group.startswith("zeta_star"))
+    return decide(star <= min(values.values()) and math.isfinite(star), text, outcome.label)
+
+
+def _second(item: tuple[str, float]) -> float:
+    return item[1]
+
+
+def competitive(evidence: Evidence) -> Finding:
+    """ζ* ends about as low as the best of the first- and second-order methods."""
+    first, second = evidence.outcome("figA1", "a"), evidence.outcome("figA1", "c")
+    if first is None or second is None:
+        return unknown("missing: figA1")
+    star = min(_final(first, "zeta_star 0.1"), _final(first, "zeta_star 0.01"))
+    others = {group: _final(first, group) for group in ("gradient", "kfac 0.1", "kfac 0.01")}
+    others |= {group: _final(second, group) for group in second.records}
+    gap = behind(star, min(others.values()))
+    ends = ", ".join(f"{group} {value:.4g}" for group, value in sorted(others.items(), key=_second))
+    text = f"final training loss ζ* {star:.4g}; {ends}"
+    return decide(gap <= SAME, text, scales({("figA1", "a"): first, ("figA1", "c"): second}))
+
+
+def selected_layers_beat(names: Sequence[str]) -> Check:
+    """Each of these selections of layers against ∇."""
+
+    def check(evidence: Evidence) -> Finding:
+        outcome = evidence.outcome("fig5", "a")
+        if outcome is None:
+            return unknown("missing: fig5 a")
+        plain = _final(outcome, "none")
+        values = {name: _final(outcome, name) for name in names}
+        text = f"∇ {plain:.3g}; " + ", ".join(f"layers {name} {value:.3g}" for name, value in values.items())
+        return decide(all(value < plain for value in values.values()), f"{text} ({_seeds(outcome)})", outcome.label)
+
+    return check
+
+
+def _seeds(outcome: Outcome) -> str:
+    count = len({record.trial.seed for record in outcome.all()})
+    return f"mean of {count} seeds" if count > 1 else "one seed"
+
+
+def individual_layers(evidence: Evidence) -> Finding:
+    """Half of the selections of layers at least end below ∇."""
+    outcome = evidence.outcome("fig5", "a")
+    if outcome is None:
+        return unknown("missing: fig5 a")
+    plain = _final(outcome, "none")
+    values = [_final(outcome, name) for name in SELECTIONS if name != "all"]
+    text = f"∇ {plain:.3g}; median of the {len(values)} selections {median(values):.3g}, worst {max(values):.3g}"
+    return decide(median(values) < plain, text, outcome.label)
+
+
+def last_three(evidence: Evidence) -> Finding:
+    """ζ* in layers 3, 4, 5 ends where ∇ does."""
+    outcome = evidence.outcome("fig5", "a")
+    if outcome is None:
+        return unknown("missing: fig5 a")
+    own, plain = _final(outcome, "3-5"), _final(outcome, "none")
+    gap = behind(own, plain)
+    text = f"layers 3, 4, 5 {own:.3g}, ∇ {plain:.3g}: {abs(gap):.0%} of log-loss {'worse' if gap > 0 else 'better'}"
+    return decide(abs(gap) <= SAME, text, outcome.label)

@@ -1,0 +1,130 @@
+"""What a claim is, the records that it is checked on, at the largest scale there is, and what a check can say of them."""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from isaac_lab.bench.published import DAMPING
+from isaac_lab.experiments import EXPERIMENTS, folder
+from isaac_lab.experiments.recipe import SCALES, Outcome
+from isaac_lab.records import StoreError, read
+
+__all__ = ["Check", "Claim", "Evidence", "Finding", "Verdict"]
+
+
+class Verdict(enum.StrEnum):
+    """What the records say of a claim."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    UNDECIDED = "no difference shown"
+    UNKNOWN = "not enough data"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict, the figures behind it, and the scale (or the benchmark) that they come from."""
+
+    verdict: Verdict
+    figures: str
+    scale: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper.
+
+    Args:
+        number: Section or figure, and a number of ours.
+        text: Verbatim, in plain text; "…" where a part that is another claim is left out.
+        about: The experiment that it is about.
+        test: What is checked, with the threshold and the reason for it.
+        check: The check.
+    """
+
+    number: str
+    text: str
+    about: str
+    test: str
+    check: "Check"
+
+
+class Evidence:
+    """All records.
+
+    Args:
+        records: Directory that `isaac-newton reproduce` wrote to: ID/scale/records.
+        bench: Directory with the records of `isaac-newton bench`.
+    """
+
+    def __init__(self, records: Path, bench: Path) -> None:
+        self.records = records
+        self.outcome = cache(self._outcome)
+        self._view = cache(self._read_view)
+        #: At a scale, also smoke; empty where there is nothing.
+        self.summary = cache(self._read_summary)
+        try:
+            self.benchmarks = read(bench) if bench.is_dir() else {}
+        except ValueError as error:
+            raise StoreError(f"cannot read the records in {bench}: {error}") from None
+
+    def _read_view(self, experiment: str, scale: str) -> folder.View:
+        return folder.view(EXPERIMENTS[experiment], self.records, SCALES[scale])
+
+    def view(self, experiment: str, scale: str) -> folder.View:
+        """What is there of an experiment at a scale."""
+        return self._view(experiment, scale)
+
+    def _outcome(self, experiment: str, panel: str) -> Outcome | None:
+        """The panel at the largest scale at which it has been run whole; smoke does not count."""
+        for scale in ("paper", "quick"):
+            found = self.view(experiment, scale).outcome(panel)
+            if found is not None:
+                return found
+        return None
+
+    def summaries(self, experiment: str) -> dict[str, dict[str, Any]]:
+        """By scale, the largest first, what Table 1 and Figure 6 say of themselves; smoke does not count."""
+        return {scale: found for scale in ("paper", "quick") if (found := self.summary(experiment, scale))}
+
+    def _read_summary(self, experiment: str, scale: str) -> dict[str, Any]:
+        whole = EXPERIMENTS[experiment].summary
+        there = (self.records / experiment / scale / "trials.jsonl").exists()
+        return whole(self.view(experiment, scale)) if whole is not None and there else {}
+
+    def seconds(self, experiment: str, panel: str, group: str) -> float | None:
+        """The time of a step of a group on one CPU thread, from where the panel's outcome comes from."""
+        found = self.outcome(experiment, panel)
+        return None if found is None else self.view(experiment, found.scale).seconds_per_step(panel).get(group)
+
+    def method(self, kind: str, mode: str, case: str, method: str) -> dict[str, Any] | None:
+        """A method's entry in the newest benchmark that has times of it."""
+        for record in reversed(self.benchmarks.values()):
+            if record.get("kind") == kind and record.get("mode") == mode and record["settings"]["damping"] == DAMPING:
+                for entry in (m for c in record["cases"] if c["name"] == case for m in c["methods"]):
+                    if entry["name"] == method and "ratio" in entry:
+                        return dict(entry)
+        return None
+
+    def ratio(self, mode: str, model: str, method: str) -> float | None:
+        """Time of a step over that of the plain gradient, Table 2."""
+        entry = self.method("table2", mode, model, method)
+        return None if entry is None else float(entry["ratio"]["median"])
+
+    def seconds_for_1000(self, mode: str, model: str, method: str) -> float | None:
+        """Seconds for 1,000 steps, the unit of Table 2."""
+        entry = self.method("table2", mode, model, method)
+        return None if entry is None else 1e3 * float(entry["seconds_per_step"]["median"])
+
+    def memory(self, mode: str, model: str, method: str) -> float | None:
+        """Peak memory over that of the plain gradient, less 1."""
+        own, plain = (self.method("table2", mode, model, name) for name in (method, "gradient"))
+        if own is None or plain is None or "peak_bytes" not in own or "peak_bytes" not in plain:
+            return None
+        return float(own["peak_bytes"] / plain["peak_bytes"] - 1)
+
+
+Check: TypeAlias = Callable[[Evidence], Finding]

@@ -1,0 +1,115 @@
+"""What all commands that train have in common: where, how long, how they end, and what an error says."""
+
+import contextlib
+import enum
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, TypeAlias
+
+import typer
+from rich.console import Console
+
+__all__ = ["STOPPED", "DeviceChoice", "Minutes", "check_writable", "chosen_device", "deadline", "goes_on", "named_errors"]
+
+#: Exit codes: time was up; Ctrl-C; SIGTERM.
+STOPPED, INTERRUPTED, TERMINATED = 3, 130, 143
+
+
+class DeviceChoice(enum.StrEnum):
+    """Where it trains."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Minutes: TypeAlias = Annotated[
+    float | None,
+    typer.Option(help=f"Stop at a checkpoint after so many minutes, with exit code {STOPPED}.", show_default=False),
+]
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM."""
+
+
+def deadline(minutes: float | None) -> float | None:
+    """When to stop, by `time.time`."""
+    if minutes is None:
+        return None
+    if not minutes > 0:
+        raise typer.BadParameter(f"must be > 0, got {minutes:g}", param_hint="'--minutes'")
+    return time.time() + 60 * minutes
+
+
+def chosen_device(device: DeviceChoice | None, *, needed: bool) -> str:
+    """The one that was asked for, else a GPU if there is one; an error where it is needed and not there."""
+    import torch
+
+    there = torch.cuda.is_available()
+    if needed and device is DeviceChoice.CUDA and not there:
+        raise typer.BadParameter("this machine has no CUDA device that torch can use; use cpu", param_hint="'--device'")
+    return device.value if device else "cuda" if there else "cpu"
+
+
+def check_writable(directory: Path, *, option: str = "--out") -> None:
+    """Learn before the training, not after it, that its results cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        message = f"cannot write to {str(directory)!r}: {error.strerror}. Name a directory that you can write to."
+        raise typer.BadParameter(message, param_hint=f"'{option}'") from None
+
+
+@contextlib.contextmanager
+def goes_on(console: Console) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and the end of the time say that the same command goes on."""
+    from isaac_lab.training import StoppedError
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise _TerminatedError
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except (KeyboardInterrupt, _TerminatedError, StoppedError) as error:
+        why, code = {
+            KeyboardInterrupt: ("Stopped", INTERRUPTED),
+            _TerminatedError: ("Terminated", TERMINATED),
+            StoppedError: ("Time is up", STOPPED),
+        }[type(error)]
+        text = f"{why}. Runs that have ended are kept, others go on from their last checkpoint: give the same command again."
+        console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(code) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def named_errors(out: str = "--out") -> Iterator[None]:
+    """Errors that a user can do something about, with the option that it is about."""
+    from isaac_lab.data.files import DataError
+    from isaac_lab.executors import ExecutorError
+    from isaac_lab.records import StoreError
+    from isaac_lab.trial import TrialError
+    from isaac_lab.workloads.glue import EncoderError
+
+    try:
+        yield
+    except TrialError as error:
+        raise typer.BadParameter(str(error), param_hint="'--set'") from None
+    except EncoderError as error:
+        raise typer.BadParameter(str(error), param_hint="'--model'") from None
+    except DataError as error:
+        raise typer.BadParameter(str(error), param_hint="'--data'") from None
+    except ExecutorError as error:
+        raise typer.BadParameter(str(error), param_hint="'--executor' / '--device' / '--workers'") from None
+    except StoreError as error:
+        raise typer.BadParameter(str(error), param_hint=f"'{out}'") from None
+    except OSError as error:
+        what = f"cannot read or write {error.filename}: " if error.filename else ""
+        raise typer.BadParameter(f"{what}{error.strerror or error}. What has ended is kept", param_hint=f"'{out}'") from None

@@ -1,0 +1,92 @@
+"""How something is trained: the methods there are, what each takes, and what it is called; without torch."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from isaac_lab.trial import Trial, TrialError
+
+__all__ = ["METHODS", "Method", "UnableError", "capturable", "check", "find", "missing"]
+
+
+class UnableError(TrialError):
+    """A method that cannot train this network; the message says why."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """An optimizer as the laboratory uses it.
+
+    Args:
+        title: For tables and pictures.
+        takes: Settings besides the learning rate.
+        package: The distribution that it comes from.
+        module: The module to import for it; "" for torch.
+        captured: Whether a CUDA graph can hold its step.
+        stacks: Whether an ensemble can train with it.
+    """
+
+    title: str
+    takes: tuple[str, ...] = ()
+    package: str = "torch"
+    module: str = ""
+    captured: bool = True
+    stacks: bool = False
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "sgd": Method("SGD", ("weight_decay",), stacks=True),
+        "momentum": Method("SGD + momentum", ("weight_decay",), stacks=True),
+        "adam": Method("Adam", stacks=True),
+        "adamw": Method("AdamW", ("weight_decay",)),
+        "muon": Method("Muon + AdamW", ("second_rate", "weight_decay")),
+        "soap": Method("SOAP", ("weight_decay",), "pytorch_optimizer", "pytorch_optimizer", captured=False),
+        "shampoo": Method("Shampoo", ("weight_decay",), "pytorch_optimizer", "pytorch_optimizer", captured=False),
+        "singd": Method("SINGD", ("damping", "weight_decay"), "singd", "singd", captured=False),
+        # Its inverses read an error flag back from the device, which a CUDA graph cannot.
+        "kfac": Method("K-FAC", ("curvature", "damping", "every", "layers", "weight_decay"), captured=False),
+    }
+)
+#: What may stand after a "+", and what it takes: this library's ζ* and ζ, and ζ* by the formula that the paper prints.
+CONDITIONINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "isaac": ("curvature", "damping", "layers", "max_rows", "output_damping", "relative", "running", "sharing"),
+        "formula": ("damping",),
+    }
+)
+
+
+def find(name: str) -> tuple[Method, str]:
+    """The method, and how its gradient is conditioned: "isaac", "formula" or ""."""
+    base, plus, how = name.partition("+")
+    if base not in METHODS or (plus and how not in CONDITIONINGS):
+        words = " or ".join(f"+{known}" for known in CONDITIONINGS)
+        raise TrialError(f"there is no method {name!r}; there are {', '.join(METHODS)}, alone or with {words}")
+    return METHODS[base], how
+
+
+def check(trial: Trial) -> None:
+    """Refuse a setting that the method does not take."""
+    method, how = find(trial.method)
+    allowed = {"learning_rate", *method.takes, *CONDITIONINGS.get(how, ())}
+    for name, value in trial.settings:
+        if name not in allowed:
+            raise TrialError(f"{trial.method} takes no {name}; it takes {', '.join(sorted(allowed))}")
+        if name == "curvature" and value not in ("sampled", "empirical"):
+            raise TrialError(f"curvature must be sampled or empirical, got {value!r}")
+
+
+def capturable(trial: Trial) -> bool:
+    """Whether the step can be a CUDA graph."""
+    method, how = find(trial.method)
+    # Rows are drawn on the host: a graph would keep the first draw, and cannot copy it to the device.
+    return method.captured and how != "formula" and not trial.get("running") and trial.get("max_rows") is None
+
+
+def missing(trial: Trial) -> str:
+    """What has to be installed for a run, or ""."""
+    method, _ = find(trial.method)
+    there = not method.module or importlib.util.find_spec(method.module) is not None
+    return "" if there else f"{method.package} is not installed"

@@ -1,0 +1,155 @@
+"""How a run trains: its gradient, conditioned or not, and its optimizers, as one step on a batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import isaac_newton as isaac
+from isaac_lab import method
+from isaac_lab.bench.formula import attach_formula
+from isaac_lab.method import UnableError
+from isaac_lab.methods.kfac import Kfac
+from isaac_lab.methods.optimizers import optimizers
+from isaac_lab.trial import Trial
+from isaac_lab.workload import Workload
+
+__all__ = ["Prepared", "prepare", "unable"]
+
+#: Options of `isaac_newton.attach` for a running average of the inputs' second moment.
+RUNNING: dict[str, Any] = {"when": "step", "decay": 0.9, "refresh": 20, "power": 0.5}
+
+
+class Prepared:
+    """A model that is ready to be trained.
+
+    Args:
+        trial: How.
+        workload: What.
+        model: Its network; conditioned and trained from now on.
+
+    Attributes:
+        draws: Whether a step takes random numbers after its batch, for labels that are drawn from the model.
+        stateful: All that changes in training besides the model.
+    """
+
+    def __init__(self, trial: Trial, workload: Workload, model: nn.Module) -> None:
+        self._workload, self._model = workload, model
+        self._handle: isaac.Handle | None = None
+        self._kfac: Kfac | None = None
+        _, how = method.find(trial.method)
+        self._zeta = how == "isaac" and "output_damping" in dict(trial.settings)
+        self.draws = (self._zeta or trial.method == "kfac") and trial.get("curvature", "sampled") == "sampled"
+        layers = _layers(trial, workload)
+        if how == "formula":
+            attach_formula(model, trial.damping)
+        elif how == "isaac":
+            damping = isaac.Relative(trial.damping) if trial.get("relative") else trial.damping
+            self._handle = isaac.attach(model, damping, layers=layers, **_options(trial))
+        elif trial.method == "kfac":
+            self._kfac = Kfac(model, layers, trial)
+        self.optimizers: tuple[torch.optim.Optimizer, ...] = optimizers(trial, workload, model)
+        self.stateful: list[Any] = [part for one in self.optimizers for part in (one, getattr(one, "inner", None)) if part]
+        if self._handle is not None:
+            for optimizer in self.optimizers if trial.get("running") else ():
+                self._handle.bind(optimizer)
+            self.stateful.append(self._handle)
+        if self._kfac is not None:
+            self.stateful.append(self._kfac)
+        self._largest = [float(group["lr"]) for optimizer in self.optimizers for group in optimizer.param_groups]
+        self._share: float | None = 1.0
+
+    def set_rate(self, share: float) -> None:
+        """Set every learning rate to this share of its largest."""
+        if share != self._share:
+            self._share = share
+            groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+            for group, largest in zip(groups, self._largest, strict=True):
+                group["lr"] = largest * share
+
+    def forget_rate(self) -> None:
+        """The learning rates may be any, because a state was loaded."""
+        self._share = None
+
+    def step(self, *batch: Tensor) -> Tensor:
+        """Train on a batch, with random numbers after it if `draws`; returns the loss."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss = self._backward(*batch)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss.detach()
+
+    def _backward(self, *batch: Tensor) -> Tensor:
+        workload = self._workload
+        if self._kfac is None and not self._zeta:
+            if self._handle is not None:
+                self._handle.mask = workload.mask(*batch)
+            loss = workload.loss(self._model, *batch)
+            loss.backward()
+            return loss
+        x, y, *numbers = batch
+        output: Tensor = self._model(x)
+        loss = workload.loss(_Given(output), x, y)
+        likelihood = workload.likelihood(numbers[0] if numbers else output.new_empty(0))
+        if self._kfac is not None:
+            self._kfac.backward(loss, output, likelihood)
+        elif self._handle is not None:
+            self._handle.backward(loss, output, likelihood, scale=1.0)
+        return loss
+
+
+class _Given(nn.Module):
+    """A network whose output is there already."""
+
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self._output = output
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self._output
+
+
+def prepare(trial: Trial, workload: Workload, model: nn.Module) -> Prepared:
+    """Condition the model as the run says, and make its optimizers."""
+    method.check(trial)
+    reason = unable(trial, workload)
+    if reason:
+        raise UnableError(f"{trial.title}: {reason}")
+    return Prepared(trial, workload, model)
+
+
+def unable(trial: Trial, workload: Workload) -> str:
+    """Why this method cannot train this workload, or ""."""
+    _, how = method.find(trial.method)
+    if reason := method.missing(trial):
+        return reason
+    if not workload.flat and (trial.method == "kfac" or "output_damping" in dict(trial.settings)):
+        return "K-FAC and ζ are here for networks of linear layers with one row per example only"
+    if how == "formula" and not workload.flat:
+        return "the printed formula is for linear layers with one row per example only"
+    return ""
+
+
+def _options(trial: Trial) -> dict[str, Any]:
+    found = {name: trial.get(name) for name in ("sharing", "max_rows") if trial.get(name) is not None}
+    found |= RUNNING if trial.get("running") else {}
+    if "output_damping" in dict(trial.settings):
+        found |= {"output_damping": trial.output_damping, "output_curvature": trial.get("curvature", "sampled")}
+    return found
+
+
+def _layers(trial: Trial, workload: Workload) -> Sequence[str] | str | None:
+    """Names of the layers that are conditioned; None for all."""
+    chosen = trial.get("layers")
+    if chosen is None:
+        return None
+    if chosen == "last":
+        return workload.last
+    count = int(workload.last.removeprefix("fc")) if workload.flat else 0
+    numbers = (chosen,) if isinstance(chosen, int) else chosen
+    if isinstance(numbers, str) or not numbers or not set(numbers) <= set(range(1, count + 1)):
+        known = f"numbers from 1 to {count}, or last" if count else "last"
+        raise UnableError(f"layers must be {known}, got {chosen!r}")
+    return [f"fc{number}" for number in numbers]

@@ -1,0 +1,162 @@
+"""The optimizers that people pick, with the settings of a run; and those of an ensemble, with a rate for each network."""
+
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import isaac_newton as isaac
+from isaac_lab.method import UnableError
+from isaac_lab.methods.muon import Muon
+from isaac_lab.trial import Trial
+from isaac_lab.workload import Workload
+
+__all__ = ["EVERY", "MOMENTUM", "StackedAdam", "StackedSGD", "optimizers", "stacked"]
+
+MOMENTUM = 0.9
+#: Steps between two new preconditioners of SOAP, Shampoo and SINGD: what their authors use to make them affordable.
+EVERY = 10
+
+
+def optimizers(trial: Trial, workload: Workload, model: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
+    """Of a run."""
+    name, rate, decay = trial.method.partition("+")[0], trial.learning_rate, float(trial.get("weight_decay", 0.0))
+    if name in ("sgd", "momentum", "kfac"):
+        momentum = MOMENTUM if name == "momentum" else 0.0
+        return (torch.optim.SGD(model.parameters(), rate, momentum=momentum, weight_decay=decay),)
+    if name == "adam":
+        return (torch.optim.Adam(model.parameters(), rate),)
+    if name == "adamw":
+        return (_decoupled(model.parameters(), rate, decay),)
+    if name == "muon":
+        return _muon(trial, workload, model, decay)
+    if name == "singd":
+        return (_singd(trial, workload, model, decay),)
+    library = importlib.import_module("pytorch_optimizer")
+    if name == "soap":
+        return (library.SOAP(model.parameters(), lr=rate, weight_decay=decay, precondition_frequency=EVERY),)
+    options = {"lr": rate, "weight_decay": decay, "preconditioning_compute_steps": EVERY}
+    return (library.ScalableShampoo(model.parameters(), **options),)
+
+
+def _decoupled(parameters: Iterable[nn.Parameter], rate: float, decay: float) -> torch.optim.AdamW:
+    """AdamW, on a GPU in one kernel, as SGD is in a captured step: torch's default there takes twice as long."""
+    parameters = list(parameters)
+    return torch.optim.AdamW(parameters, rate, weight_decay=decay, fused=all(parameter.is_cuda for parameter in parameters))
+
+
+def _muon(trial: Trial, workload: Workload, model: nn.Module, decay: float) -> tuple[torch.optim.Optimizer, ...]:
+    hidden = workload.hidden(model)
+    if not hidden:
+        raise UnableError("Muon trains matrices only, and this network has none but its first and last")
+    ours = set(hidden)
+    rest = [parameter for parameter in model.parameters() if parameter not in ours]
+    second = float(trial.get("second_rate", 0.001))
+    return Muon(hidden, lr=trial.learning_rate, weight_decay=decay), _decoupled(rest, second, decay)
+
+
+def _singd(trial: Trial, workload: Workload, model: nn.Module, decay: float) -> torch.optim.Optimizer:
+    library = importlib.import_module("singd.optim.optimizer")
+    made: torch.optim.Optimizer = library.SINGD(
+        model,
+        lr=trial.learning_rate,
+        momentum=MOMENTUM,
+        damping=trial.damping,
+        weight_decay=decay,
+        T=EVERY,
+        loss_average=workload.averaged,
+        # Without, its factors ran away on all settings that were tried; its authors advise it for that.
+        normalize_lr_cov=True,
+        warn_unsupported=False,
+    )
+    return made
+
+
+def stacked(name: str, ensemble: isaac.Ensemble, rates: Sequence[float]) -> torch.optim.Optimizer:
+    """The same for an ensemble."""
+    if name == "adam":
+        return StackedAdam(ensemble, rates)
+    return StackedSGD(ensemble, rates, momentum=MOMENTUM if name == "momentum" else 0.0)
+
+
+class _PerCopy(torch.optim.Optimizer):
+    """An optimizer with a learning rate for each copy, fixed once made."""
+
+    def __init__(self, ensemble: isaac.Ensemble, lr: Sequence[float], **defaults: Any) -> None:
+        rates = list(lr)
+        parameters = [p for p in ensemble.parameters() if p.requires_grad]
+        super().__init__(parameters, defaults)
+        self.lr = torch.tensor(rates, dtype=parameters[0].dtype, device=parameters[0].device)
+        #: Neighbours with one learning rate are updated by one plain kernel, which is faster than one that reads a rate per
+        #: copy.
+        self._runs: list[tuple[slice, float]] = []
+        for number, rate in enumerate(rates):
+            if self._runs and self._runs[-1][1] == rate:
+                self._runs[-1] = (slice(self._runs[-1][0].start, number + 1), rate)
+            else:
+                self._runs.append((slice(number, number + 1), rate))
+
+    def _rate(self, parameter: Tensor) -> Tensor:
+        return self.lr.view(-1, *[1] * (parameter.dim() - 1))
+
+    def _descend(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Move each parameter against its direction, as far as the learning rate of each copy says."""
+        if len(self._runs) > 8:
+            for parameter, direction in pairs:
+                parameter.addcmul_(direction, self._rate(parameter), value=-1)
+            return
+        for part, rate in self._runs:
+            torch._foreach_add_([p[part] for p, _ in pairs], [d[part] for _, d in pairs], alpha=-rate)
+
+    def _with_gradients(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, Tensor, dict[str, Any]]]:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    yield group, parameter, parameter.grad, self.state[parameter]
+
+
+class StackedSGD(_PerCopy):
+    """Gradient descent for an ensemble, with momentum if asked: `torch.optim.SGD` with a learning rate for each copy."""
+
+    def __init__(self, ensemble: isaac.Ensemble, lr: Sequence[float], momentum: float = 0.0) -> None:
+        super().__init__(ensemble, lr, momentum=momentum)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all copies."""
+        pairs = []
+        for group, parameter, gradient, state in self._with_gradients():
+            if group["momentum"]:
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                gradient = state["momentum"].mul_(group["momentum"]).add_(gradient)
+            pairs.append((parameter, gradient))
+        self._descend(pairs)
+
+
+class StackedAdam(_PerCopy):
+    """`torch.optim.Adam` for an ensemble, with a learning rate for each copy."""
+
+    def __init__(
+        self, ensemble: isaac.Ensemble, lr: Sequence[float], betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        super().__init__(ensemble, lr, betas=betas, eps=eps)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all copies."""
+        pairs = []
+        for group, parameter, gradient, state in self._with_gradients():
+            if not state:
+                # float64, because 1 − β² loses five digits in float32 at the first steps
+                state["step"] = torch.zeros((), dtype=torch.float64, device=parameter.device)
+                state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            first, second = group["betas"]
+            step = state["step"].add_(1)
+            state["mean"].lerp_(gradient, 1 - first)
+            state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+            root = (state["square"] / (1 - second**step)).sqrt_().add_(group["eps"])
+            pairs.append((parameter, state["mean"] / (root * (1 - first**step))))
+        self._descend(pairs)

@@ -1,0 +1,163 @@
+"""Seconds of a training step of each method: they take turns in one process, eager, captured, or on one CPU thread."""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isaac_lab import method, methods
+from isaac_lab.bench import timing
+from isaac_lab.products import float32_products
+from isaac_lab.records import origin
+from isaac_lab.training import WARM_UP, Graphs
+from isaac_lab.trial import Trial
+from isaac_lab.workload import Workload, load
+
+__all__ = ["measure", "seconds", "start", "threads"]
+
+#: Seconds of a method's turn: several of the longest periods in which a method does something once.
+TURN = 0.2
+#: Batches that a method goes round and round with.
+BATCHES = 8
+#: So many graphs of each method share the rounds: where its tensors happen to lie makes a graph a little faster or slower.
+CAPTURES = 3
+#: Steps that are timed at the start, after those that warm up and capture.
+TIMED = 3
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute in so many threads; 0 for as many as there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure(
+    trials: Mapping[str, Trial],
+    *,
+    device: str = "cpu",
+    captured: bool = False,
+    rounds: int = 7,
+    turn: float = TURN,
+    folder: Path | None = None,
+    tick: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """A record with the time of a step of each of these runs.
+
+    Args:
+        trials: By name; the first is what ratios are relative to.
+        device: "cpu" or "cuda".
+        captured: Whether the steps are CUDA graphs; those that cannot be are left out.
+        rounds: How often they take turns; at least as often as there are captures.
+        turn: About how many seconds a method's turn takes.
+        folder: Where data sets are looked for first.
+        tick: Called after each round.
+    """
+    workloads = {name: load(trial, device=device, folder=folder) for name, trial in trials.items()}
+    left_out: dict[str, str] = {}
+    for name, trial in trials.items():
+        reason = methods.unable(trial, workloads[name])
+        if not reason and captured and not method.capturable(trial):
+            reason = "cannot be a CUDA graph"
+        if reason:
+            left_out[name] = reason
+    able = {name: trial for name, trial in trials.items() if name not in left_out}
+    first = workloads[next(iter(able))]
+    captures = min(CAPTURES, rounds) if captured else 1
+    seconds: dict[str, list[float]] = {name: [] for name in able}
+    per_turn: dict[str, int] = {}
+    with float32_products(tensor_cores=first.tensor_cores):
+        for number in range(captures):
+            steps = {name: _step(trial, workloads[name], captured=captured) for name, trial in able.items()}
+            share = rounds // captures + (number < rounds % captures)
+            timings = timing.measure(steps, rounds=share, turn=turn, wait=lambda: _wait(device), tick=tick)
+            per_turn = timings.steps_per_turn
+            for name, values in timings.seconds.items():
+                seconds[name] += values
+    ratios = timing.ratios(seconds, next(iter(able)))
+    entries = [
+        {
+            "name": name,
+            "trial": trials[name].as_json(),
+            "seconds_per_step": asdict(timing.spread(values)),
+            "ratio": asdict(timing.spread(ratios[name])),
+            "steps_per_turn": per_turn[name],
+        }
+        for name, values in seconds.items()
+    ]
+    packages = dict.fromkeys(["torch", *(method.find(trial.method)[0].package for trial in able.values())])
+    return {
+        "kind": "times of trials",
+        "mode": "captured" if captured else "eager",
+        "arithmetic": first.arithmetic,
+        "workload": first.title,
+        "settings": {"rounds": rounds, "turn_seconds": turn, "captures": captures if captured else 0},
+        **origin(threads=torch.get_num_threads(), packages=tuple(packages), device=device),
+        "methods": entries,
+        "left_out": left_out,
+    }
+
+
+def seconds(record: Mapping[str, Any]) -> dict[str, float]:
+    """The median of each method."""
+    return {entry["name"]: float(entry["seconds_per_step"]["median"]) for entry in record["methods"]}
+
+
+def start(trial: Trial, workload: Workload, device: str) -> tuple[float, str]:
+    """Seconds of a step, roughly, in the mode in which the run will be trained, and why the method cannot run, or "".
+
+    An error of our own, or of torch's, is not a reason: it is raised.
+    """
+    reason = methods.unable(trial, workload)
+    if reason:
+        return 0.0, reason
+    try:
+        return _seconds(trial, workload, device), ""
+    except method.UnableError as error:
+        return 0.0, str(error)
+    except Exception as error:
+        if not method.find(trial.method)[0].module:
+            raise
+        # Others' code may refuse a network in any way it likes.
+        return 0.0, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+
+
+def _seconds(trial: Trial, workload: Workload, device: str) -> float:
+    step = _step(trial, workload, captured=device == "cuda" and method.capturable(trial))
+    for _ in range(WARM_UP):
+        step()
+    _wait(device)
+    started = time.perf_counter()
+    for _ in range(TIMED):
+        step()
+    _wait(device)
+    return (time.perf_counter() - started) / TIMED
+
+
+def _step(trial: Trial, workload: Workload, *, captured: bool) -> Callable[[], object]:
+    torch.manual_seed(trial.seed)
+    prepared = methods.prepare(trial, workload, workload.model(trial.seed))
+    batches = list(itertools.islice(workload.batches(trial.seed, 1), BATCHES))
+    if prepared.draws:
+        batches = [(*b, n) for b, n in zip(batches, workload.draws(trial.seed, 1), strict=False)]
+    step: Callable[..., object] = Graphs(prepared.step, WARM_UP) if captured else prepared.step
+    turns = itertools.cycle(batches)
+    if captured:
+        # Until the graph of each shape is there.
+        for batch in batches * (WARM_UP + 1):
+            step(*batch)
+    return lambda: step(*next(turns))
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

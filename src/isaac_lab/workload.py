@@ -1,0 +1,155 @@
+"""What can be trained: the network, its data on the device, its loss, and what is measured. It knows no method."""
+
+import abc
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from isaac_lab.trial import Settings, Trial, TrialError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    import isaac_newton as isaac
+
+__all__ = ["HALF", "WORKLOADS", "Workload", "load", "registered", "seeded"]
+
+#: How a network runs on CUDA where it does not run in float32.
+HALF = "bfloat16 autocast, float32 weights, TF32 in what stays float32"
+#: By name, the file of `workloads/` that makes it.
+WORKLOADS: Mapping[str, str] = {
+    "mnist-mlp": "mlp",
+    "mnist-autoencoder": "mlp",
+    "fashion-autoencoder": "mlp",
+    "cifar-resnet18": "resnet",
+    "char-gpt": "gpt",
+    "cola": "glue",
+    "mrpc": "glue",
+    "stsb": "glue",
+    "cola-64": "glue",
+}
+
+
+class Workload(abc.ABC):
+    """One problem on one device; loaded once, and used by many runs.
+
+    Attributes:
+        title: For tables and pictures.
+        data: What the numbers are from, for people.
+        checksum: Of the bytes of the data; "" where they are generated.
+        batch: Examples of a step.
+        quantity: What a race is about: "train_loss" or "test_loss".
+        metrics: What is measured besides the losses, by name, with a title for people.
+        flat: Whether it is a chain of linear layers that see rows of one example each, which ζ, K-FAC, the printed formula and
+            the ensemble need; then it is a `workloads.mlp.Network`.
+        averaged: Over what the loss is a mean: "batch" or "batch+sequence". SINGD scales its factors accordingly.
+        last: Name of the last layer.
+        steps: Training steps of an epoch.
+        network: What the variant `model` must say; "" where the workload alone decides what is trained.
+        weights: SHA-256 of pre-trained weights; "" where all are random.
+        tensor_cores: Whether products in float32 may be TF32, which most people allow who train in half precision.
+        arithmetic: In what precision the network runs, for people.
+    """
+
+    title: str
+    data: str
+    checksum: str = ""
+    batch: int
+    quantity: str = "train_loss"
+    metrics: ClassVar[Mapping[str, str]] = {}
+    flat: bool = False
+    averaged: str = "batch"
+    last: str
+    steps: int
+    network: str = ""
+    weights: str = ""
+    tensor_cores: bool = False
+    arithmetic: str = "float32"
+
+    @abc.abstractmethod
+    def model(self, seed: int) -> "nn.Module":
+        """The network that every run with this seed starts from, on the device and in training mode."""
+
+    @abc.abstractmethod
+    def batches(self, seed: int, epoch: int) -> "Iterator[tuple[Tensor, ...]]":
+        """The batches of an epoch, on the device, in an order that seed and epoch decide."""
+
+    @abc.abstractmethod
+    def loss(self, model: "nn.Module", *batch: "Tensor") -> "Tensor":
+        """The mean loss of a batch; nothing in it may look at values on the device."""
+
+    @abc.abstractmethod
+    def evaluate(self, model: "nn.Module") -> dict[str, float]:
+        """The "train_loss", the "test_loss" and each of `metrics`, in evaluation mode; leaves the model in training mode."""
+
+    def mask(self, *batch: "Tensor") -> "Tensor | None":
+        """Which positions (samples, length) of a batch feed ISAAC's conditioners; None for all."""
+        return None
+
+    def hidden(self, model: "nn.Module") -> "list[Tensor]":
+        """The matrices and kernels that Muon trains: not those of the first and the last layer, nor embeddings."""
+        from torch import nn
+
+        layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+        return [layer.weight for layer in layers[1:-1]]
+
+    def draws(self, seed: int, epoch: int) -> "Iterator[Tensor]":
+        """Random numbers for each step of an epoch, from which `likelihood` draws labels; of flat workloads only."""
+        raise TrialError(f"{self.title} draws no labels: ζ and K-FAC are for chains of linear layers")
+
+    def likelihood(self, numbers: "Tensor") -> "isaac.Likelihood":
+        """The likelihood of the loss, with labels drawn by these numbers."""
+        raise TrialError(f"{self.title} draws no labels: ζ and K-FAC are for chains of linear layers")
+
+
+#: `factory(small, device, folder, **variant)`, and what may be in the variant.
+_Factory = Callable[..., Workload]
+_FACTORIES: dict[str, tuple[_Factory, tuple[str, ...]]] = {}
+
+
+def registered(name: str, *variant: str) -> Callable[[_Factory], _Factory]:
+    """Make a factory known, with what may be in its variant."""
+
+    def register(factory: _Factory) -> _Factory:
+        _FACTORIES[name] = factory, variant
+        return factory
+
+    return register
+
+
+def load(trial: Trial, *, device: str, folder: Path | None = None) -> Workload:
+    """The workload of a run, loaded once in each process.
+
+    Args:
+        trial: Whose workload, variant and size.
+        device: "cpu" or "cuda".
+        folder: Where data sets are looked for first.
+    """
+    made = _load(trial.workload, trial.small, trial.variant, device, folder)
+    if trial.get("model", made.network) != made.network:
+        raise TrialError(f"the run is of {trial.get('model')!r}, the workload has {made.network!r}")
+    return made
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, small: bool, variant: Settings, device: str, folder: Path | None) -> Workload:
+    if name not in WORKLOADS:
+        raise TrialError(f"there is no workload {name!r}; there are {', '.join(WORKLOADS)}")
+    importlib.import_module(f"isaac_lab.workloads.{WORKLOADS[name]}")
+    factory, allowed = _FACTORIES[name]
+    for key, _ in variant:
+        if key not in (*allowed, "model"):
+            known = ", ".join(allowed) or "none"
+            raise TrialError(f"{name} has no variant {key!r}; it has {known}")
+    return factory(small, device, folder, **{key: value for key, value in variant if key in allowed})
+
+
+def seeded(build: "Callable[[], nn.Module]", seed: int) -> "nn.Module":
+    """What `build` makes after torch's generator was seeded; the caller's random numbers go on as if nothing had happened."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()

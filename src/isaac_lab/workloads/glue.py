@@ -1,0 +1,421 @@
+"""Three tasks of GLUE: any encoder of Hugging Face's library is fine-tuned; in the small form a tiny random BERT on toy tasks.
+
+Where the encoder is, the environment variable ISAAC_ENCODER says: a local folder or a name on the hub. What it is, a record
+says: its name is the variant `model`, and the checksum of its weights stands beside that of the data.
+"""
+
+import abc
+import contextlib
+import hashlib
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isaac_lab import noise, scores
+from isaac_lab.data import text, toy_text
+from isaac_lab.data.files import DataError
+from isaac_lab.data.text import Split, TextTask
+from isaac_lab.records import installed
+from isaac_lab.workload import HALF, Workload, registered, seeded
+
+__all__ = ["ENCODER", "FIXED_LENGTH", "TINY", "Encoder", "EncoderError", "FixedLength", "Glue", "encoder", "tiny"]
+
+#: The environment variable.
+ENCODER = "ISAAC_ENCODER"
+#: What the encoder of smoke tests is called.
+TINY = "tiny random BERT"
+#: Weights that lie in folders of other names, by SHA-256 of model.safetensors.
+KNOWN = {"53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db": "all-MiniLM-L6-v2"}
+#: Tokens of an example at most: what GLUE is fine-tuned with, and more than nearly all of its sentences and pairs have.
+MOST_TOKENS = 128
+#: Lengths of batches are multiples of this, which tensor cores want.
+MULTIPLE = 8
+#: Training examples that the training loss is measured on, and how many of them at once.
+MOST_MEASURED = 1000
+MEASURED_AT_ONCE = 64
+#: Tokens of each example where all batches have one shape.
+FIXED_LENGTH = 64
+
+
+class EncoderError(DataError):
+    """An encoder that cannot be used; the message says why and what would do."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A pre-trained network that takes sentences.
+
+    Args:
+        name: What records and tables call it; no path.
+        weights: SHA-256 of its weights; "" where they are random.
+        tokenizer: Of the transformers library.
+        build: Takes the number of outputs; returns the network with a new, random head (and random weights, if they are).
+        last: Name of the last layer.
+    """
+
+    name: str
+    weights: str
+    tokenizer: Any
+    build: Callable[[int], nn.Module]
+    last: str
+
+
+@cache
+def encoder(source: str) -> Encoder:
+    """The encoder in a folder, or of this name on the hub.
+
+    Args:
+        source: A folder with config.json, weights and a tokenizer, or a name such as google-bert/bert-base-uncased.
+
+    Raises:
+        EncoderError: It is not there, or no encoder.
+    """
+    library = _library()
+    path = Path(source).expanduser()
+    local = path.is_dir()
+    if not local and (path.is_absolute() or source.startswith(("~", ".")) or len(path.parts) > 2):
+        raise EncoderError(f"there is no folder {source!r}: {_WANTED}")
+    if local and not (path / "config.json").is_file():
+        raise EncoderError(f"{source!r} has no config.json: {_WANTED}")
+    place = str(path) if local else source
+    auto = library.AutoModelForSequenceClassification
+    try:
+        with _quietly():
+            config = library.AutoConfig.from_pretrained(place)
+            _check(config, source)
+            tokenizer = library.AutoTokenizer.from_pretrained(place)
+            # Of a name on the hub, the folder that it was downloaded to.
+            folder = path if local else Path(library.utils.cached_file(place, "config.json")).parent
+            last = _last(auto.from_pretrained(place))
+    except EncoderError:
+        raise
+    # Those who read weights and tokenizers have errors of their own.
+    except Exception as error:
+        raise EncoderError(f"{source!r} cannot be read ({_first_line(error)}): {_WANTED}") from None
+    if tokenizer.pad_token is None:
+        raise EncoderError(f"{source!r} has a tokenizer without a padding token: {_WANTED}")
+    weights = _checksum(folder)
+
+    def build(outputs: int) -> nn.Module:
+        with _quietly():
+            made: nn.Module = auto.from_pretrained(folder, num_labels=outputs)
+        return made.float()
+
+    return Encoder(KNOWN.get(weights) or (path.resolve() if local else path).name, weights, tokenizer, build, last)
+
+
+@cache
+def tiny() -> Encoder:
+    """Two layers of width 32 with random weights, and the words of the toy tasks as vocabulary."""
+    library, tokenizers = _library(), importlib.import_module("tokenizers")
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    words = {word: number for number, word in enumerate((*special, ".", *toy_text.WORDS))}
+    rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    rules.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    rules.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, words[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    tokenizer = library.PreTrainedTokenizerFast(
+        tokenizer_object=rules,
+        **dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special, strict=True)),
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+
+    def build(outputs: int) -> nn.Module:
+        size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        config = library.BertConfig(
+            vocab_size=len(words),
+            num_labels=outputs,
+            max_position_embeddings=MOST_TOKENS,
+            # BERT's own 0.02 is for 768 neurons; with 32 nothing would come through.
+            initializer_range=0.15,
+            **size,
+        )
+        made: nn.Module = library.AutoModelForSequenceClassification.from_config(config)
+        return made
+
+    return Encoder(TINY, "", tokenizer, build, "classifier")
+
+
+_WANTED = (
+    "--model (or ISAAC_ENCODER) must be a folder with config.json, weights and a tokenizer of an encoder, such as "
+    "all-MiniLM-L6-v2 or BERT, or the name of one on the Hugging Face hub, such as google-bert/bert-base-uncased"
+)
+
+
+def _library() -> Any:
+    if not installed("transformers"):
+        raise EncoderError('encoders need the transformers library: pip install "isaac-newton[encoders]"')
+    return importlib.import_module("transformers")
+
+
+def _check(config: Any, source: str) -> None:
+    """Encoders are what can fill in a masked word; what only goes on with a text is none, nor is what translates one."""
+    kinds = importlib.import_module("transformers.models.auto.modeling_auto")
+    tables = (kinds.MODEL_FOR_MASKED_LM_MAPPING_NAMES, kinds.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
+    if config.is_encoder_decoder or any(config.model_type not in table for table in tables):
+        raise EncoderError(f"{source!r} is a {config.model_type}, not an encoder: {_WANTED}")
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the report that the head is new, which it is to be, and without bars."""
+    logging = importlib.import_module("transformers.utils.logging")
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _checksum(folder: Path) -> str:
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _last(model: nn.Module) -> str:
+    names: list[str] = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    return names[-1]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+class Tokens:
+    """A split as numbers, on the device.
+
+    Args:
+        split: The sentences.
+        tokenizer: Of the encoder.
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(self, split: Split, tokenizer: Any, device: str) -> None:
+        second = None if split.second is None else list(split.second)
+        most = min(MOST_TOKENS, tokenizer.model_max_length)
+        with _quietly():
+            # Its own padding, of all examples to one length; a batch is a part of that.
+            encoded = tokenizer(
+                list(split.first),
+                second,
+                truncation=True,
+                max_length=most,
+                padding="longest",
+                pad_to_multiple_of=MULTIPLE,
+                return_attention_mask=True,
+                return_tensors="pt",
+            )
+        #: Of each example; on the host, where the shape of a batch is decided.
+        self.lengths: list[int] = encoded["attention_mask"].sum(1).tolist()
+        self.names = tuple(encoded)
+        self._tensors: tuple[Tensor, ...] = tuple(encoded[name].to(device) for name in self.names)
+        self._labels = torch.tensor(split.labels, device=device)
+        self._right = tokenizer.padding_side == "right"
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __call__(self, index: Tensor, numbers: list[int]) -> tuple[Tensor, ...]:
+        """Inputs and labels of some examples, padded to the longest of them, rounded up; `index` is on the device."""
+        longest = max(self.lengths[number] for number in numbers)
+        length = -(-longest // MULTIPLE) * MULTIPLE
+        part = slice(length) if self._right else slice(-length, None)
+        return (*(tensor[index, part] for tensor in self._tensors), self._labels[index])
+
+    def real(self) -> Tensor:
+        """All tokens one after the other, without padding."""
+        return self._tensors[self.names.index("input_ids")][self._tensors[self.names.index("attention_mask")].bool()]
+
+
+class Glue(Workload):
+    """Fine-tuning of an encoder with a new head on one task: batches of 8 in a random order, bf16 where there is a GPU.
+
+    Padding is masked, in attention and in ISAAC's conditioners.
+
+    Args:
+        task: Its sentences and labels.
+        base: The encoder.
+        device: "cpu" or "cuda".
+    """
+
+    batch = 8
+
+    def __init__(self, task: TextTask, base: Encoder, device: str) -> None:
+        self.title = f"{base.name} on {task.title}"
+        self.data, self.checksum, self.network, self.weights = task.title, task.checksum, base.name, base.weights
+        self.last, self.task = base.last, task
+        self._base, self._device = base, device
+        self.tensor_cores = device == "cuda"
+        self.arithmetic = HALF if self.tensor_cores else self.arithmetic
+        self.train, self.dev = (Tokens(split, base.tokenizer, device) for split in (task.train, task.dev))
+        self.names = self.train.names
+        self.steps = -(-len(self.train) // self.batch)
+        # The same for every seed and method.
+        self._measured = torch.randperm(len(self.train), generator=noise.generator("examples"))[:MOST_MEASURED].tolist()
+
+    def model(self, seed: int) -> nn.Module:
+        """The encoder; the seed decides its head."""
+        return seeded(lambda: self._base.build(self.task.outputs), seed).to(self._device).train()
+
+    def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
+        """All examples in a new order; the last batch is what is left."""
+        order = torch.randperm(len(self.train), generator=noise.generator("order", seed, epoch))
+        for index, numbers in zip(order.to(self._device).split(self.batch), order.split(self.batch), strict=True):
+            yield self.train(index, numbers.tolist())
+
+    def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
+        """Mean over the batch: cross-entropy, or squared error of a score."""
+        *inputs, labels = batch
+        return self._loss(self._outputs(model, inputs), labels)
+
+    def mask(self, *batch: Tensor) -> Tensor | None:
+        """The positions that are no padding."""
+        return batch[self.names.index("attention_mask")]
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """On all of dev, and on 1,000 training examples."""
+        model.eval()
+        train, train_labels = self._predict(model, self.train, self._measured)
+        dev, labels = self._predict(model, self.dev, list(range(len(self.dev))))
+        found = {
+            "train_loss": self._loss(train, train_labels).item(),
+            "test_loss": self._loss(dev, labels).item(),
+            **self._scores(dev, labels),
+        }
+        model.train()
+        return found
+
+    def _outputs(self, model: nn.Module, inputs: list[Tensor]) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._device == "cuda"):
+            logits: Tensor = model(**dict(zip(self.names, inputs, strict=True))).logits
+        return logits.float()
+
+    def _predict(self, model: nn.Module, tokens: Tokens, numbers: list[int]) -> tuple[Tensor, Tensor]:
+        """Outputs and labels, in an order of their own: similar lengths together."""
+        outputs, labels = [], []
+        ordered = sorted(numbers, key=lambda number: tokens.lengths[number])
+        for start in range(0, len(ordered), MEASURED_AT_ONCE):
+            part = ordered[start : start + MEASURED_AT_ONCE]
+            *inputs, own = tokens(torch.tensor(part, device=self._device), part)
+            outputs.append(self._outputs(model, inputs))
+            labels.append(own)
+        return torch.cat(outputs), torch.cat(labels)
+
+    def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(output, labels)
+
+    @abc.abstractmethod
+    def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
+        """Each of `metrics`."""
+
+
+class Acceptability(Glue):
+    """CoLA."""
+
+    metrics: ClassVar[Mapping[str, str]] = {"matthews": "Matthews"}
+
+    def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
+        return {"matthews": scores.matthews(output.argmax(1), labels)}
+
+
+class Paraphrase(Glue):
+    """MRPC."""
+
+    metrics: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "f1": "F1"}
+
+    def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
+        predicted = output.argmax(1)
+        return {"accuracy": scores.accuracy(predicted, labels), "f1": scores.f1(predicted, labels)}
+
+
+class Similarity(Glue):
+    """STS-B: the score itself, 0 to 5, is what is learned."""
+
+    metrics: ClassVar[Mapping[str, str]] = {"pearson": "Pearson", "spearman": "Spearman"}
+
+    def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        return F.mse_loss(output.squeeze(1), labels)
+
+    def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
+        predicted = output.squeeze(1)
+        return {"pearson": scores.pearson(predicted, labels), "spearman": scores.spearman(predicted, labels)}
+
+
+class FixedLength(Acceptability):
+    """For the time of a step: rows of 64 tokens cut from the training text, without padding, so that all do the same."""
+
+    def __init__(self, task: TextTask, base: Encoder, device: str) -> None:
+        super().__init__(task, base, device)
+        self.title += f", {FIXED_LENGTH} tokens each"
+        self.names = ("input_ids",)
+        stream = self.train.real()
+        rows = len(stream) // (FIXED_LENGTH * self.batch) * self.batch
+        self.steps = rows // self.batch
+        self._rows = stream[: rows * FIXED_LENGTH].view(self.steps, self.batch, FIXED_LENGTH)
+        self._labels = torch.tensor(task.train.labels[:rows], device=device).view(self.steps, self.batch)
+
+    def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
+        """In the order of the text."""
+        yield from zip(self._rows, self._labels, strict=True)
+
+    def mask(self, *batch: Tensor) -> Tensor | None:
+        """Every position counts."""
+        return None
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Nothing is learned from text that was cut anywhere."""
+        raise NotImplementedError(f"{self.title} is for the time of a step only")
+
+
+def _made(kind: type[Glue], name: str, small: bool, device: str, folder: Path | None) -> Workload:
+    if small:
+        return kind(text.load(f"toy-{name}"), tiny(), device)
+    source = os.environ.get(ENCODER, "")
+    if not source:
+        raise EncoderError(f"no encoder is named: {_WANTED}")
+    return kind(text.load(name, folder), encoder(source), device)
+
+
+@registered("cola")
+def cola(small: bool, device: str, folder: Path | None) -> Workload:
+    """Is this a sentence of English?"""
+    return _made(Acceptability, "cola", small, device, folder)
+
+
+@registered("mrpc")
+def mrpc(small: bool, device: str, folder: Path | None) -> Workload:
+    """Do two sentences say the same?"""
+    return _made(Paraphrase, "mrpc", small, device, folder)
+
+
+@registered("stsb")
+def stsb(small: bool, device: str, folder: Path | None) -> Workload:
+    """How similar is what two sentences say?"""
+    return _made(Similarity, "stsb", small, device, folder)
+
+
+@registered("cola-64")
+def cola_64(small: bool, device: str, folder: Path | None) -> Workload:
+    """CoLA's words in rows of one length."""
+    return _made(FixedLength, "cola", small, device, folder)

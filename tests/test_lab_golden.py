@@ -1,0 +1,157 @@
+"""Nothing changed but the shape: choices, results, verdicts and tables of the old laboratory are found again."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isaac_lab.claims import ledger
+from isaac_lab.claims.evidence import Evidence
+from isaac_lab.experiments import EXPERIMENTS, fig6, finetuning, tab1
+from isaac_lab.experiments.folder import view
+from isaac_lab.experiments.recipe import SCALES, final_loss
+from isaac_lab.race import headline, standings, tables
+from isaac_lab.record import Record, Store
+from isaac_lab.study import resolve
+
+ROOT = Path(__file__).parent.parent
+REPRODUCED, RACED = ROOT / "results" / "reproduce", ROOT / "results" / "race"
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "lab_golden.json").read_text(encoding="utf-8"))
+
+
+def number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+
+
+def cell(record: Record) -> list[Any]:
+    trial = record.trial
+    dampings = [value if math.isfinite(value) else "inf" for value in (trial.damping, trial.output_damping)]
+    # K-FAC had its one damping on both sides.
+    return [dampings[0], dampings[0] if trial.method == "kfac" else dampings[1], trial.seed]
+
+
+def figures() -> dict[str, Any]:
+    """Grids and curves."""
+    found = {}
+    for identity, experiment in EXPERIMENTS.items():
+        for scale in ("paper", "quick"):
+            for own in view(experiment, REPRODUCED, SCALES[scale]).outcomes:
+                for group in own.panel.groups:
+                    runs = own.records[group.name]
+                    ends = [[r.status, *_numbers(r.points[-1]), len(r.points)] for r in runs]
+                    found[f"{identity}/{scale}/{own.panel.name}/{group.name}"] = {
+                        "learning_rate": own.rates[group.name],
+                        "tried": {f"{rate:g}": number(loss) for rate, loss in own.tried.get(group.name, {}).items()},
+                        "n": len(runs),
+                        "diverged": sum(not record.finished for record in runs),
+                        "lowest": number(min((final_loss(record) for record in runs), default=math.inf)),
+                        "ends": digest([[*cell(record), *end] for record, end in zip(runs, ends, strict=True)]),
+                        "curves": digest([[[p["step"], *_numbers(p)] for p in record.points] for record in runs]),
+                    }
+    return found
+
+
+def _numbers(point: Any) -> list[Any]:
+    return [point.get(name) for name in ("train_loss", "test_loss", "test_accuracy")]
+
+
+def figure_6() -> dict[str, Any]:
+    found = {}
+    for (setting, method), own in fig6.cells(view(EXPERIMENTS["fig6"], REPRODUCED, SCALES["quick"])).items():
+        chosen = own.chosen
+        found[f"fig6/quick/{setting}/{method}"] = {
+            **{
+                name: [[t.learning_rate, t.get("damping", 0.0), number(value)] for t, value in tried.items()]
+                for name, tried in (("tried", own.tried), ("compared", own.compared))
+            },
+            "learning_rate": chosen and chosen.learning_rate,
+            "damping": chosen and chosen.get("damping", 0.0),
+            "n": len(own.records),
+            "diverged": own.diverged,
+            "ends": [row[-1] for row in own.accuracies()],
+            "curves": digest(own.accuracies()),
+        }
+    return found
+
+
+def table_1() -> dict[str, Any]:
+    found = {}
+    own = view(EXPERIMENTS["tab1"], REPRODUCED, SCALES["quick"])
+    run, _ = tab1._found(own)
+    for (title, method), arm in finetuning.arms(run).items():
+        result = resolve(arm, own.store)
+        metrics = next(task.metrics for task in finetuning.TASKS if task.title == title)
+        found[f"tab1/quick/{title}/{method}"] = {
+            "tried": [[t.learning_rate, t.get("damping", 0.0), number(-value)] for t, value in result.tried[0].items()],
+            "learning_rate": result.best and result.best.learning_rate,
+            "damping": result.best and result.best.get("damping", 0.0),
+            "n": len(result.runs),
+            "ends": [{name: record.points[-1][name] for name in metrics} for record in result.runs],
+        }
+    return found
+
+
+def races() -> dict[str, Any]:
+    found = {}
+    for folder, summary in headline.summaries(RACED).items():
+        store = Store(folder)
+        results = standings.results(store.about, store)
+        for method in summary["methods"]:
+            result = results[method["name"]][1]
+            values = {key: method[key] and method[key]["values"] for key in ("steps_to_target", "seconds_to_target", "final")}
+            found[f"race/{folder.parent.name}/{folder.name}/{method['name']}"] = {
+                **{key: method[key] for key in ("settings", "n", "diverged", "reason", "edge", "speed_up")},
+                **values,
+                "chosen": None if result.best is None else list(result.tried[0]).index(result.best),
+                "tried": [tried["value"] for tried in method["tuning"]],
+                "seconds_per_step": [method["seconds_per_step_eager"], method["seconds_per_step_captured"]],
+            }
+    return found
+
+
+@pytest.mark.parametrize("kind", [figures, figure_6, table_1, races])
+def test_resolve_finds_every_choice_and_result_again(kind: Any) -> None:
+    found = kind()
+    prefixes = {name.split("/")[0] for name in found}
+    expected = {name: own for name, own in GOLDEN["choices"].items() if name.split("/")[0] in prefixes}
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == []
+
+
+def test_all_choices_were_asked_for() -> None:
+    kinds = {"fig6": figure_6, "tab1": table_1, "race": races}
+    counted = sum(len(kind()) for kind in (figures, *kinds.values()))
+    assert counted == len(GOLDEN["choices"]) == 193
+
+
+def test_every_verdict_is_as_before() -> None:
+    evidence = Evidence(REPRODUCED, ROOT / "results" / "bench")
+    found = {claim.number: [str(finding.verdict), finding.figures, finding.scale] for claim, finding in ledger(evidence)}
+    assert found == GOLDEN["claims"]
+
+
+def test_the_tables_of_the_races_have_the_same_rows() -> None:
+    for folder, summary in headline.summaries(RACED).items():
+        name = f"{folder.parent.name}/{folder.name}"
+        assert [cells for _, cells in tables.rows(summary)] == GOLDEN["race_rows"][name]
+        assert {key: summary[key] for key in ("target", "target_by")} == GOLDEN["races"][name]
+
+
+@pytest.mark.parametrize("identity", ["fig6", "tab1"])
+def test_the_tables_of_figure_6_and_table_1_have_the_same_rows(identity: str) -> None:
+    experiment = EXPERIMENTS[identity]
+    headings, rows = experiment.table(view(experiment, REPRODUCED, SCALES["quick"]))
+    assert [list(headings), [list(row) for row in rows]] == GOLDEN[f"{identity}_table"]
+
+
+def test_the_records_are_few_files_and_small() -> None:
+    files = [path for path in (ROOT / "results").rglob("*") if path.is_file() and path.name != ".lock"]
+    assert len(files) <= 150
+    assert sum(path.stat().st_size for path in files) < 8e6
