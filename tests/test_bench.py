@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 import isaac_newton as isaac
 from isaac_lab.bench import counting, memory, runs, steps, timing
 from isaac_lab.bench.formula import zeta_star_as_printed
+from isaac_lab.bench.models import MODEL_METHODS
 from isaac_lab.bench.modes import Mode
 from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain
 from isaac_lab.bench.published import PAPER, paper_ratio
@@ -359,3 +360,15 @@ def test_a_directory_without_records_is_refused(tmp_path: Path) -> None:
 def test_every_method_has_a_name_for_people() -> None:
     names = [*steps.METHODS, *(name for methods in steps.SHAPE_METHODS.values() for name in methods)]
     assert set(names) == set(benchmarks.NAMES)
+
+
+def test_models_as_people_train_them_have_stand_ins_on_a_cpu() -> None:
+    """Every model, every option; records and tables as for the other benchmarks."""
+    plan = runs.Plan(rounds=1)
+    (record,) = runs.user_models(plan)
+    assert runs.file_stem(record) == "models-cpu-1thread"
+    assert [case["name"] for case in record["cases"]] == ["bert", "gpt2", "vit", "resnet50", "mlp-32"]
+    for case in record["cases"]:
+        assert [method["name"] for method in case["methods"]] == list(MODEL_METHODS)
+        assert all(method["ratio"]["median"] > 0 for method in case["methods"]), case
+    assert "small GPT-2" in benchmarks.markdown("models.json", record)

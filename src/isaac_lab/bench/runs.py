@@ -1,4 +1,4 @@
-"""The benchmarks: Table 2, scaling, shapes, the grid. Each yields one record per mode."""
+"""The benchmarks: Table 2, scaling, shapes, models, the grid. Each yields one record per mode."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -6,12 +6,13 @@ from typing import Any
 
 from isaac_lab.bench import counting, memory, timing
 from isaac_lab.bench.grid import GRID_METHODS, grid_problem, tensor_cores
+from isaac_lab.bench.models import MODEL_METHODS, device_work, models
 from isaac_lab.bench.modes import Mode, modes
 from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, resnet
 from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
 from isaac_lab.records import origin
 
-__all__ = ["BENCHMARKS", "Plan", "case_count", "choose", "file_stem", "grid", "scaling", "shapes", "table2"]
+__all__ = ["BENCHMARKS", "Plan", "case_count", "choose", "file_stem", "grid", "scaling", "shapes", "table2", "user_models"]
 
 Record = dict[str, Any]
 
@@ -105,6 +106,15 @@ def shapes(plan: Plan) -> Iterator[Record]:
         yield _record("shapes", mode, plan, cases, "")
 
 
+def user_models(plan: Plan) -> Iterator[Record]:
+    """Models as people train them, eager and captured, with fused AdamW."""
+    for mode in modes(plan.device, plan.threads):
+        cases = [_time(problem, MODEL_METHODS, mode, plan, look=True) for problem in models(plan.device).values()]
+        record = _record("models", mode, plan, cases, "")
+        record["settings"] |= {"optimizer": "AdamW, fused on a GPU", "damping": 0.1, "relative": True}
+        yield record
+
+
 def grid(plan: Plan) -> Iterator[Record]:
     """Many networks at once, as in the grids of the paper; on the CPU only a few of them."""
     for mode in modes(plan.device, plan.threads):
@@ -122,6 +132,7 @@ BENCHMARKS: Mapping[str, Callable[[Plan], Iterator[Record]]] = {
     "table2": table2,
     "scaling": scaling,
     "shapes": shapes,
+    "models": user_models,
     "grid": grid,
 }
 
@@ -132,6 +143,7 @@ def case_count(kind: str, plan: Plan) -> int:
         "table2": len(plan.models),
         "scaling": len(BATCHES) + len(WIDTHS),
         "shapes": len(SHAPE_METHODS),
+        "models": len(models(plan.device)) if kind == "models" else 0,
         "grid": 1 if plan.device == "cpu" else 2,
     }
     return cases[kind] * len(modes(plan.device, plan.threads))
@@ -140,7 +152,7 @@ def case_count(kind: str, plan: Plan) -> int:
 def file_stem(record: Record) -> str:
     """The name of a record's file: what, how, and what it is restricted to."""
     parts = [record["kind"], record["mode"]]
-    if record["settings"]["damping"] != Plan.damping:
+    if record["kind"] != "models" and record["settings"]["damping"] != Plan.damping:
         parts.append(f"damping{record['settings']['damping']:g}")
     if record["kind"] == "table2":
         names = [case["name"] for case in record["cases"]]
@@ -150,8 +162,16 @@ def file_stem(record: Record) -> str:
     return "-".join(parts)
 
 
-def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Plan, limit: float = float("inf")) -> Record:
-    """Every method on one problem: raw times of each round, and their summary."""
+def _time(
+    problem: Problem,
+    methods: Mapping[str, Method],
+    mode: Mode,
+    plan: Plan,
+    limit: float = float("inf"),
+    *,
+    look: bool = False,
+) -> Record:
+    """Every method on one problem: raw times of each round, and their summary; with `look`, what a GPU has to do."""
     plan.tick(problem.title, 0)
 
     def tick() -> None:
@@ -162,6 +182,7 @@ def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Pla
         if BASELINE not in steps:
             raise RuntimeError(f"the plain step of {problem.title} {skipped[BASELINE]}")
         timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait, tick=tick)
+        work = {name: device_work(step) for name, step in steps.items()} if look and mode.device == "cuda" else {}
     skipped |= {name: f"left out: one step takes {seconds:.0f} s" for name, seconds in timings.too_slow.items()}
     ratios = timing.ratios(timings.seconds, BASELINE)
     results: list[Record] = []
@@ -176,6 +197,7 @@ def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Pla
                 "ratio": asdict(timing.spread(ratios[name])),
                 "steps_per_turn": timings.steps_per_turn[name],
                 "seconds": timings.seconds[name],
+                **work.get(name, {}),
             }
         )
     return {"name": problem.name, "title": problem.title, "batch": problem.batch, "methods": results}

@@ -20,6 +20,7 @@ class What(enum.StrEnum):
     TABLE2 = "table2"
     SCALING = "scaling"
     SHAPES = "shapes"
+    MODELS = "models"
     GRID = "grid"
     ALL = "all"
     PAGE = "page"
@@ -49,7 +50,8 @@ def bench(
         What,
         typer.Argument(
             help="table2: models and methods of the paper's Table 2. scaling: ζ* by batch size and by width. shapes: attention "
-            "and convolutions. grid: all networks of a panel of Figure 1 at once. page: fill docs/benchmarks.md with records."
+            "and convolutions. models: BERT, GPT-2, ViT, ResNet-50, an MLP, as people train them. grid: all networks of a "
+            "panel of Figure 1 at once. page: fill docs/benchmarks.md with records."
         ),
     ],
     device: Annotated[Device, typer.Option(help="CUDA is measured eager and, if possible, as one CUDA graph.")] = Device.CPU,

@@ -26,15 +26,15 @@ NAMES = {
     "zeta_star expand": "ζ*, expand",
     "zeta_star last layer": "ζ*, last layer only",
 }
-KINDS = ("table2", "scaling", "shapes", "grid")
+KINDS = ("table2", "scaling", "shapes", "models", "grid")
 MODES = {"cuda-eager": "CUDA, eager", "cuda-captured": "CUDA, the whole step as one graph"}
 
 #: Columns of words; all others hold numbers.
 LEFT = ("Model", "Method", "Size", "What", "Verdict", "Record")
 
 CAPTION = (
-    "A step is zero_grad, forward, backward and SGD; its time is the median over the rounds. × gradient: the time over that of "
-    "the plain gradient in the same round, median (quartiles). MB: a million bytes."
+    "A step is zero_grad, forward, backward and the optimizer's; its time is the median over the rounds. × gradient: the time "
+    "over that of the plain gradient in the same round, median (quartiles). MB: a million bytes."
 )
 
 
