@@ -190,14 +190,16 @@ def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> T
     r, inverse, multiplied = by.rows.r, by.inverse, by.multiplied
     if r.shape[-2] >= r.shape[-1]:
         assert inverse is not None
-        return cast(gradient, inverse.dtype) @ inverse
+        product = cast(gradient, inverse.dtype) @ inverse
+        # Those of a bucket are there together: the memory of the plain gradients serves the others.
+        return gradient.copy_(product) if in_place and gradient.device.type == "cpu" else product
     # Woodbury. The difference is inherent: the gradient need not lie in the span of r. It can be much smaller than its parts,
     # so that these are not rounded, whatever torch may do to products (TF32).
     dtype = r.dtype if inverse is None else inverse.dtype
     r = cast(r, dtype)
     wider = dtype is torch.float64 and gradient.dtype is not dtype
     if wider and inverse is not None and gradient.device.type == "cpu" and not kernels.is_differentiable(gradient, r):
-        return cpu.subtract(gradient, r, inverse)
+        return cpu.subtract(gradient, r, inverse, in_place=in_place)
     in_place = in_place and gradient.dtype is dtype and gradient.is_contiguous()
     gradient = cast(gradient, dtype)
     with cpu.unrounded(r) if has_values(r) else cpu.NOTHING:

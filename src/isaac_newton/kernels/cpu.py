@@ -126,14 +126,19 @@ def _careful(
 
 
 def subtract(
-    gradient: Float[Tensor, "*groups out in"], r: Float[Tensor, "*groups rows in"], inverse: Float[Tensor, "*groups rows rows"]
+    gradient: Float[Tensor, "*groups out in"],
+    r: Float[Tensor, "*groups rows in"],
+    inverse: Float[Tensor, "*groups rows rows"],
+    *,
+    in_place: bool = False,
 ) -> Float[Tensor, "*groups out in"]:
     """∇ − ∇rᵀ P r in the dtype of the rows, rounded to that of the gradient or float32.
 
     A gradient is large: to widen all of it takes several times as long as the products with a few rows.
     """
     outputs = gradient.shape[-2]
-    result = torch.empty_like(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    result = gradient if in_place and gradient.dtype is dtype else torch.empty_like(gradient, dtype=dtype)
     length = max(_AT_ONCE * outputs // max(gradient.numel(), 1), 1)
     alone = r.dim() == 3 and len(r) == 1
     # Of one matrix: torch takes up to three times as long for a batch of one.
