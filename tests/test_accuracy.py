@@ -1,5 +1,6 @@
 """float32 reaches 1e-4 wherever the problem allows it, in the pure functions and in what training calls."""
 
+import dataclasses
 import math
 from typing import Any, Literal
 
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import isaac_newton as isaac
-from isaac_newton import equations, kernels
-from isaac_newton.kernels import dense
+from isaac_newton import equations
+from isaac_newton.core import conditioner
+from isaac_newton.core.rows import Rows
+from isaac_newton.kernels import cpu
 from reference import assert_close, relative_error
 
 DAMPINGS = [10.0**exponent for exponent in range(-6, 7)]
@@ -118,7 +121,7 @@ def test_the_trace_bounds_the_error_of_plain_float32(kind: str) -> None:
                 error = relative_error(actual, equations.zeta_star(g.double(), a.double(), 1 / (rows * scale)))
                 worst = max(worst, error / (trace * 2**-24))
     assert worst <= 2
-    assert 2 * dense.FLOAT32_TRACE * 2**-24 <= 1e-4
+    assert 2 * cpu.FLOAT32_TRACE * 2**-24 <= 1e-4
 
 
 @pytest.mark.parametrize("options", [{"max_rows": 7}, {"sharing": "reduce"}, {"when": "step"}], ids=str)
@@ -174,7 +177,7 @@ def test_float32_zeta_in_training_agrees_with_the_equations(samples: int, output
             handle = isaac.attach(layer, damping, output_damping=output_damping)
             output = layer(a)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("isaac_newton.conditioners._output_factor", lambda *args: gbar)
+                patch.setattr("isaac_newton.core.outputs.output_rows", lambda *args: gbar)
                 handle.backward((output * g).sum(), output, nn.MSELoss())
             expected = equations.zeta(g.double(), gbar.double(), a.double(), output_damping, damping)
             assert_close(layer.weight.grad, expected, 1e-4)
@@ -248,13 +251,12 @@ def test_a_difference_is_the_same_with_rows_that_were_multiplied_before(shape: t
     """In a captured step P r is there when the gradient comes."""
     torch.manual_seed(0)
     r, gradient = torch.randn(shape, dtype=torch.float64), torch.randn(shape[0], 9, shape[2], dtype=torch.float64)
-    inverse, _ = kernels.inverse(r, 0.2, shape[1], in_difference=True)
-    assert inverse is not None
-    multiplied = kernels.multiplied(inverse, r)
-    assert multiplied is not None
+    r, gradient = (r[0], gradient[0]) if shape[0] == 1 else (r, gradient)
+    (made,) = conditioner.invert([Rows(r, shape[1], in_difference=True)], 0.2, False)
+    multiplied = dataclasses.replace(made, multiplied=made.inverse @ r)
     exact = gradient @ torch.linalg.inv(torch.eye(shape[2], dtype=torch.float64) + r.mT @ r / (shape[1] * 0.2))
-    assert_close(kernels.subtract(gradient, r, inverse), exact, 1e-12)
-    assert_close(kernels.subtract(gradient, r, inverse, multiplied), exact, 1e-12)
+    for by in (made, multiplied):
+        assert_close(conditioner.multiply([gradient], [by])[0], exact, 1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 300), (2, 5, 40), (1, 30, 1000)])
@@ -262,20 +264,22 @@ def test_a_difference_is_the_same_with_rows_that_were_multiplied_before(shape: t
 def test_a_gradient_is_widened_piece_by_piece(
     shape: tuple[int, int, int], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "_AT_ONCE", at_once)
+    monkeypatch.setattr(cpu, "_AT_ONCE", at_once)
     torch.manual_seed(0)
     r, gradient = torch.randn(shape) + 3, torch.randn(shape[0], 17, shape[2])
     gradient = gradient @ r.mT @ r  # most of it goes
-    inverse, _ = kernels.inverse(r, 1e-3, shape[1], in_difference=True)
+    r, gradient = (r[0], gradient[0]) if shape[0] == 1 else (r, gradient)
+    (made,) = conditioner.invert([Rows(r, shape[1], in_difference=True)], 1e-3, False)
+    inverse = made.inverse
     assert inverse is not None
     assert inverse.dtype is torch.float64, "float32 would not do here"
     wide = r.double()
     exact = gradient.double() - gradient.double() @ wide.mT @ inverse @ wide
     for own in (gradient, gradient.mT.contiguous().mT):
-        result = kernels.subtract(own, wide, inverse)
+        (result,) = conditioner.multiply([own], [made])
         assert result.dtype is torch.float32
         # No digit is lost before the last rounding.
         assert_close(result, exact, 1e-7)
     with_graph = gradient.clone().requires_grad_()
-    kernels.subtract(with_graph, wide, inverse).sum().backward()
+    conditioner.multiply([with_graph], [made])[0].sum().backward()
     assert_close(with_graph.grad, torch.ones_like(exact) - torch.ones_like(exact) @ wide.mT @ inverse @ wide, 1e-6)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import isaac_newton as isaac
-from isaac_newton.kernels import dense
+from isaac_newton.kernels import cpu
 from reference import assert_close, zeta_star
 
 
@@ -139,7 +139,7 @@ def test_nothing_is_kept_after_the_backward_pass_nor_for_forward_passes_alone(ba
     assert hidden[0]() is None
     for _ in range(3000):
         model(batch[0])
-    assert len(handle._settings.awaited) <= 1024
+    assert len(handle._run.waiting) <= 1024
     assert loss.requires_grad
 
 
@@ -150,7 +150,7 @@ def test_checkpointed_layers_keep_no_rows(batch, reentrant) -> None:
     handle = isaac.attach(model, damping=0.1)
     x = batch[0].clone().requires_grad_()
     loss = F.cross_entropy(checkpoint(model, x, use_reentrant=reentrant), batch[1])
-    assert not handle._settings.awaited
+    assert not handle._run.waiting
     loss.backward()
     assert_conditioned(model, wanted)
 
@@ -158,8 +158,8 @@ def test_checkpointed_layers_keep_no_rows(batch, reentrant) -> None:
 def test_float32_where_it_is_accurate_and_float64_for_the_others() -> None:
     torch.manual_seed(0)
     xs = [torch.randn(6, 20), 300 * torch.randn(6, 20), torch.randn(6, 7)]
-    for (together, failures), x in zip(dense.inverses(xs, [1.0, 1.0, 1.0]), xs, strict=True):
-        alone, _ = dense.inverse(x, 1.0)
+    for (together, failures), x in zip(cpu.inverses(xs, [1.0, 1.0, 1.0]), xs, strict=True):
+        alone, _ = cpu.inverse(x, 1.0)
         assert failures == 0
         assert together is not None
         assert together.dtype is alone.dtype

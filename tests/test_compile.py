@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
-from isaac_newton.capture import _DeviceDampings
-from isaac_newton.settings import LIVE, Settings
+from isaac_newton.capture import _DeviceNumbers
+from isaac_newton.core.options import LIVE, Run
 from reference import assert_close
 
 CHECK = """
@@ -93,26 +93,24 @@ def test_a_copy_of_an_attached_model_can_be_captured_too() -> None:
     model = nn.Linear(3, 2)
     handle = isaac.attach(model)
     twin = copy.deepcopy(model)
-    assert handle._settings in LIVE
-    assert vars(twin)["forward"].settings in LIVE
+    assert handle._run in LIVE
+    assert vars(twin)["forward"].run in LIVE
 
 
 def test_a_captured_schedule_is_at_the_step_to_come() -> None:
     """What a graph reads before each replay, and in the last step before the capture; the numbers do not need a GPU."""
-    settings = Settings(damping=lambda step: 10.0 + step, output_damping=lambda step: isaac.Relative(1.0 + step))
-    settings.backward_passes = 3
-    dampings = _DeviceDampings(settings, torch.device("cpu"))
+    run = Run(damping=lambda step: 10.0 + step, output_damping=lambda step: isaac.Relative(1.0 + step))
+    run.backward_passes = 3
+    dampings = _DeviceNumbers(run, torch.device("cpu"))
     with dampings.on_device():
-        assert settings.device_damping is not None
-        assert settings.device_output_damping is not None
-        assert (settings.device_damping.item(), settings.device_output_damping.item()) == (13.0, 4.0)
-        read = settings.device_damping
-    assert settings.device_damping is None
-    assert settings.overlap is None
+        assert run.capture is not None
+        assert (run.capture.damping.item(), run.capture.output_damping.item()) == (13.0, 4.0)
+        read = run.capture.damping
+    assert run.capture is None
     for step in (3, 4, 5):
         dampings.refresh()
         assert read.item() == 10.0 + step
-        assert settings.backward_passes == step + 1
-    settings.damping = isaac.Relative(0.5)
+        assert run.backward_passes == step + 1
+    run.damping = isaac.Relative(0.5)
     with pytest.raises(RuntimeError, match=r"between a number and isaac\.Relative"):
         dampings.refresh()

@@ -111,7 +111,7 @@ def test_zeta_of_every_copy_equals_zeta_of_a_separate_model(
     y = torch.randint(4, (rows,)) if isinstance(loss_fn, nn.CrossEntropyLoss) else torch.rand(rows, 4, dtype=torch.float64)
     drawn = torch.randn(4, rows, 4, dtype=torch.float64)
     stacked = isaac.Ensemble(models, damping=dampings, output_damping=output_dampings)
-    kind = "isaac_newton.likelihood." + ("CrossEntropy" if isinstance(loss_fn, nn.CrossEntropyLoss) else "SquaredError")
+    kind = "isaac_newton.math.likelihood." + ("CrossEntropy" if isinstance(loss_fn, nn.CrossEntropyLoss) else "SquaredError")
     monkeypatch.setattr(f"{kind}.sample", lambda self, output: drawn.flatten(0, 1))
     output = stacked(x)
     stacked.backward(stacked.losses(loss_fn, output, y), output, loss_fn)

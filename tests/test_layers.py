@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isaac_newton as isaac
-from isaac_newton import conditioners, layout, rows
+from isaac_newton.core import rows
+from isaac_newton.core.rows import Layout
+from isaac_newton.core.use import Use
+from isaac_newton.kernels.permutation import permuted
+from isaac_newton.math import patches as patch_module
+from isaac_newton.math.patches import Patches
 from reference import assert_close
 
 DAMPING = 0.3
@@ -170,21 +175,21 @@ def test_the_average_patch_is_the_same_by_one_product_and_by_one_for_each_dimens
     options: dict[str, Any], innermost: bool, order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = nn.Conv2d(4, 6, (3, 2), **options)
-    patches = rows.Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, innermost=order)
+    patches = Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, channels_last=order)
     x = torch.randn(3, 4, 9, 8, dtype=torch.float64)
     x = x.to(memory_format=torch.channels_last) if innermost else x
     expected, count = patches.average(x)
     view, positions = patches(x)
     assert count == math.prod(view.shape[2:4])
-    assert_close(expected, rows.gather(view, positions, sharing="reduce"), 1e-12)
-    monkeypatch.setattr(rows, "_sums_by_dimension", rows._sums_at_once)  # what a GPU does
+    assert_close(expected, rows.average(view, positions, None).flatten(2), 1e-12)
+    monkeypatch.setattr(patch_module, "_sums_by_dimension", patch_module._sums_at_once)  # what a GPU does
     assert_close(patches.average(x)[0], expected, 1e-12)
 
 
-@pytest.mark.parametrize("sums", [rows._sums_by_dimension, rows._sums_at_once])
+@pytest.mark.parametrize("sums", [patch_module._sums_by_dimension, patch_module._sums_at_once])
 def test_an_empty_batch_has_no_averages(sums: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_sums_by_dimension", sums)
-    means, places = rows.Patches((3, 3), (1, 1), (1, 1), (1, 1)).average(torch.empty(0, 2, 5, 4))
+    monkeypatch.setattr(patch_module, "_sums_by_dimension", sums)
+    means, places = Patches((3, 3), (1, 1), (1, 1), (1, 1)).average(torch.empty(0, 2, 5, 4))
     assert means.shape == (1, 0, 18)
     assert places == 20
 
@@ -264,16 +269,16 @@ def test_max_rows_conditions_with_a_subset_of_the_rows(kind: str, max_rows: int)
     everything = arranged(layer, x)
     gradient = plain["weight"].flatten(1) if kind != "transposed" else plain["weight"].flatten(1).T
     result = actual["weight"].flatten(1) if kind != "transposed" else actual["weight"].flatten(1).T
-    settings = vars(attached)["forward"].settings
-    drawn = torch.randperm(len(everything), generator=torch.Generator().manual_seed(settings.seed))[:max_rows]
+    drawn: Tensor | slice = slice(None)
+    if max_rows < len(everything):
+        drawn = permuted(len(everything), max_rows, vars(attached)["forward"].run.seed, 0, "cpu")
     assert_close(result, right(gradient, everything[drawn]))
 
 
 def test_max_rows_draws_from_the_averages_where_positions_are_reduced() -> None:
     layer, x = nn.Linear(6, 4, dtype=torch.float64), torch.randn(9, 3, 6, dtype=torch.float64)
     actual, plain, _, attached = run(layer, x, sharing="reduce", max_rows=4)
-    seed = vars(attached)["forward"].settings.seed
-    drawn = torch.randperm(9, generator=torch.Generator().manual_seed(seed))[:4]
+    drawn = permuted(9, 4, vars(attached)["forward"].run.seed, 0, "cpu")
     assert_close(actual["weight"], right(plain["weight"], x.mean(1)[drawn]))
 
 
@@ -282,7 +287,7 @@ def test_a_subset_of_rows_is_unbiased(count: int, max_rows: int, groups: int) ->
     view = torch.randn(groups, count, 3, dtype=torch.float64)
     exact = view.mT @ view / count
     kept = min(max_rows, count)
-    draws = [rows.gather(view, 0, max_rows=max_rows, seed=seed) for seed in range(600)]
+    draws = [rows.gather(view, 0, max_rows, None, seed) for seed in range(600)]
     assert all(draw.shape == (groups, kept, 3) for draw in draws)
     estimates = torch.stack([draw.mT @ draw / kept for draw in draws])
     noise = estimates.std(0) / math.sqrt(len(draws))
@@ -347,7 +352,7 @@ def test_masked_rows_may_stay_as_zeros(
         return [parameter.grad for parameter in own.parameters() if parameter.grad is not None]
 
     dropped = gradients()
-    monkeypatch.setattr(conditioners, "_may_look", lambda x, settings: False)
+    monkeypatch.setattr(rows, "_may_look", lambda use: False)
     for actual, expected in zip(gradients(), dropped, strict=True):
         assert_close(actual, expected)
 
@@ -381,30 +386,40 @@ def test_the_order_of_weights_in_memory_changes_nothing(dims: int, groups: int, 
         assert_close(actual, expected)
 
 
+def gathered(handle: isaac.Handle, x: Tensor, mask: Tensor | None, drop: bool, monkeypatch: pytest.MonkeyPatch) -> rows.Rows:
+    """The rows of one use of a linear layer; without `drop`, as on a GPU."""
+    monkeypatch.setattr(rows, "_may_look", lambda use: drop)
+    site = vars(handle.conditioned[""])["forward"]
+    (found,) = rows.rows([Use(site, Layout(rows.sequence), x, mask, False, 3)])
+    return found
+
+
 @pytest.mark.parametrize("drop", [True, False])
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize("shape", [(4, 5, 6), (4, 6)], ids=str)
-def test_rows_of_half_precision_are_float32(shape: tuple[int, ...], sharing: Any, drop: bool) -> None:
+def test_rows_of_half_precision_are_float32(
+    shape: tuple[int, ...], sharing: Any, drop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = torch.randn(shape).bfloat16()
     handle = isaac.attach(nn.Linear(6, 3), DAMPING, sharing=sharing)
     for mask in (None, torch.ones(shape[:-1], dtype=torch.bool)):
-        r, *_ = layout.Layout(rows.sequence, False, mask).rows(x, handle._settings, drop=drop)
+        r = gathered(handle, x, mask, drop, monkeypatch).r
         expected = x.float().mean(1) if sharing == "reduce" and len(shape) == 3 else x.float().reshape(-1, 6)
         assert r.dtype is torch.float32
-        torch.testing.assert_close(r[0], expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(r, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("drop", [True, False])
-def test_what_a_mask_leaves_out_need_not_be_finite(drop: bool) -> None:
+def test_what_a_mask_leaves_out_need_not_be_finite(drop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 3, 6, dtype=torch.float64)
     mask = torch.tensor([[True, True, False], [True, False, False]])
     x[~mask] = math.nan
     handle = isaac.attach(nn.Linear(6, 3), DAMPING)
-    r, total, counted = layout.Layout(rows.sequence, False, mask).rows(x, handle._settings, drop=drop)
+    r, total, counted, *_ = gathered(handle, x, mask, drop, monkeypatch)
     assert total == 6
     assert r.isfinite().all()
-    assert torch.equal(r[0] if counted is None else r[0][counted], x[mask])
-    assert r.shape[1] == (3 if drop else 6)
+    assert torch.equal(r if counted is None else r[counted], x[mask])
+    assert r.shape[0] == (3 if drop else 6)
 
 
 def test_a_mask_of_another_shape_is_not_for_this_layer() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
-from isaac_newton.conditioners import _output_factor
-from isaac_newton.site import Site
+from isaac_newton.core.outputs import output_rows
+from isaac_newton.core.use import Use
 from reference import assert_close
 from test_linear_gradients import mlp
 
@@ -108,12 +108,13 @@ def sampled_factors(
     handle = isaac.attach(model, output_damping=1.0, samples=samples)
     seen: list[Tensor] = []
 
-    def spying(g: Tensor, recorded: list[Tensor], site: Site) -> None:
-        gbar = _output_factor(g, recorded, site)
+    def spying(use: Use, g: Tensor) -> Tensor:
+        gbar = output_rows(use, g)
         seen.append(gbar.T @ gbar / len(g))
+        return gbar
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("isaac_newton.conditioners.output_conditioner", spying)
+        patch.setattr("isaac_newton.core.outputs.output_rows", spying)
         output = model(x)
         handle.backward(loss_fn(output, target), output, loss_fn)
     return seen[::-1]  # backward starts at the last layer

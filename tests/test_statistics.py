@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 import isaac_newton as isaac
 import reference
-from isaac_newton import kernels
-from isaac_newton.statistics import Statistics
+from isaac_newton.core.conditioner import invert
+from isaac_newton.core.rows import Rows
+from isaac_newton.core.statistics import Statistics
 from reference import assert_close
 from test_linear_gradients import gradients, mlp
 from test_step import Mixed
@@ -111,16 +112,17 @@ def test_only_the_groups_that_fail_are_damped_more(monkeypatch: pytest.MonkeyPat
         return factor, info
 
     x = torch.randn(3, 4, 7)
-    expected, _ = kernels.inverse(x, 0.1, 4)
+    (expected,) = invert([Rows(x, 4)], 0.1, False)
     monkeypatch.setattr(torch.linalg, "cholesky_ex", failing)
     for in_difference in (True, False):
-        actual, failures = kernels.inverse(x, 0.1, 4, in_difference=in_difference)
-        assert failures == 1
+        (made,) = invert([Rows(x, 4, in_difference=in_difference)], 0.1, False)
+        assert made.failures == 1
+        actual, wanted = made.inverse, expected.inverse
         assert actual is not None
-        assert expected is not None
+        assert wanted is not None
         scale = 1 / (4 * 0.1) if in_difference else 1
-        assert_close(actual[0], scale * expected[0], 1e-5)
-        assert_close(actual[2], scale * expected[2], 1e-5)
+        assert_close(actual[0], scale * wanted[0], 1e-5)
+        assert_close(actual[2], scale * wanted[2], 1e-5)
         assert torch.equal(actual[1], torch.eye(4, dtype=actual.dtype) * (not in_difference))
 
 
@@ -300,7 +302,7 @@ def test_a_handle_that_was_inspected_copies_and_pickles() -> None:
         layer(torch.randn(3, 6)).sum().backward()
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         twin(torch.randn(3, 6)).sum().backward()
-        assert not twin.forward.settings.inspecting
+        assert not twin.forward.run.inspecting
 
 
 def test_costs_of_several_uses_add_up_and_sizes_are_kept_once() -> None:

@@ -368,8 +368,8 @@ def test_copies_and_pickles_gather_for_themselves() -> None:
     model(x).sum().backward()
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         twin(x).sum().backward()
-        assert twin[0].forward.curvatures.keys() == model[0].forward.curvatures.keys()
-        assert twin[0].forward.curvatures is not model[0].forward.curvatures
+        assert twin[0].forward.moments.keys() == model[0].forward.moments.keys()
+        assert twin[0].forward.moments is not model[0].forward.moments
     handle.step()
 
 

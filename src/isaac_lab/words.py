@@ -1,10 +1,10 @@
-"""Numbers as the page writes them."""
+"""Numbers as charts, tables and pages write them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["duration", "number", "percent", "spread", "times"]
+__all__ = ["number", "percent", "spread", "times"]
 
 #: What rounding leaves of equal numbers.
 NOTHING = 1e-12
@@ -40,9 +40,3 @@ def times(ratio: float | None) -> str:
 def percent(value: float | None, digits: int = 2) -> str:
     """A share of 1."""
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
-
-
-def duration(seconds: Sequence[float]) -> str:
-    """From the shortest to the longest."""
-    low, high = number(min(seconds)), number(max(seconds))
-    return f"{low} s" if low == high else f"{low} to {high} s"

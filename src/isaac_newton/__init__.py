@@ -1,17 +1,17 @@
 """ISAAC Newton: condition each layer's weight gradient by the layer's own inputs, with one line and any optimizer."""
 
-from isaac_newton import equations
-from isaac_newton.attach import attach, detach
+from isaac_newton.api.attach import attach, detach
+from isaac_newton.api.handle import Handle
+from isaac_newton.api.suggest import suggest_damping
 from isaac_newton.capture import capture
-from isaac_newton.damping import Relative
+from isaac_newton.core.gradient import condition
+from isaac_newton.core.layer import ConditionedLayer as Site
 from isaac_newton.ensemble import Ensemble
-from isaac_newton.handle import Handle
 from isaac_newton.layers import register
 from isaac_newton.layers.linear import Linear
-from isaac_newton.likelihood import Likelihood
-from isaac_newton.site import Site
-from isaac_newton.suggest import suggest_damping
-from isaac_newton.weights import condition
+from isaac_newton.math import equations
+from isaac_newton.math.damping import Relative
+from isaac_newton.math.likelihood import Likelihood
 
 __all__ = [
     "Ensemble",

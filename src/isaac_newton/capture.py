@@ -2,17 +2,18 @@
 
 import contextlib
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from isaac_newton.damping import number
-from isaac_newton.inputs import Inputs
-from isaac_newton.settings import LIVE, Settings
+from isaac_newton.core.options import LIVE, Run, draw_seed, is_kfac
+from isaac_newton.kernels.streams import Capture
+from isaac_newton.math.damping import number
+from isaac_newton.torch_private import version
 
 __all__ = ["CapturedStep", "capture"]
 
@@ -63,8 +64,8 @@ class CapturedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Any = None
         self._rates = _LearningRates()
-        self._dampings: list[_DeviceDampings] = []
-        self._passes = {settings: settings.backward_passes for settings in LIVE}
+        self._numbers: list[_DeviceNumbers] = []
+        self._passes = {run: run.backward_passes for run in LIVE}
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Run one training step on this batch; returns the loss, which the next call overwrites."""
@@ -76,8 +77,8 @@ class CapturedStep:
             self._capture()
         assert self._graph is not None
         self._rates.refresh()
-        for dampings in self._dampings:
-            dampings.refresh()
+        for numbers in self._numbers:
+            numbers.refresh()
         self._graph.replay()
         return self._result
 
@@ -100,20 +101,20 @@ class CapturedStep:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.cuda.stream(self._stream))
             stack.enter_context(self._rates.watching())
-            for settings in list(LIVE) if last else []:
-                stack.enter_context(_DeviceDampings(settings, self._device).on_device())
+            for run in list(LIVE) if last else []:
+                stack.enter_context(_DeviceNumbers(run, self._device).on_device())
             result = _without_graph(self._train_step(*self._static))
         torch.cuda.current_stream().wait_stream(self._stream)
         return result
 
     def _capture(self) -> None:
-        used = [settings for settings in LIVE if settings.backward_passes > self._passes.get(settings, 0)]
-        self._dampings = [_DeviceDampings(settings, self._device) for settings in used]
-        passes = [settings.backward_passes for settings in used]
+        used = [run for run in LIVE if run.backward_passes > self._passes.get(run, 0)]
+        self._numbers = [_DeviceNumbers(run, self._device) for run in used]
+        passes = [run.backward_passes for run in used]
         graph = torch.cuda.CUDAGraph()
         with contextlib.ExitStack() as stack:
-            for dampings in self._dampings:
-                stack.enter_context(dampings.on_device())
+            for numbers in self._numbers:
+                stack.enter_context(numbers.on_device())
             # A rate that was set since the last step is written now: in the graph every replay would write it again.
             self._rates.refresh()
             stack.enter_context(self._rates.watching())
@@ -127,8 +128,8 @@ class CapturedStep:
                 raise RuntimeError(
                     "the training step cannot be captured into a CUDA graph. It must not look at values on the device "
                     "(.item(), .cpu(), print(loss), an `if` on a tensor) nor allocate pinned memory, optimizers must be "
-                    "capturable, and no tensor may hold on to the graph of an earlier step (`del loss` before). What CUDA "
-                    f"said: {error}"
+                    "capturable, and no tensor may hold on to the graph of an earlier step (`del loss` before)."
+                    f"{_about_ranks()} What CUDA said: {error}"
                 ) from error
         if self._rates.state() != before:
             raise RuntimeError(
@@ -136,10 +137,20 @@ class CapturedStep:
                 "scheduler after the captured step, not in it"
             )
         self._rates.hold()
-        for settings, count in zip(used, passes, strict=True):
+        for run, count in zip(used, passes, strict=True):
             # The capture computed nothing; the replay that follows counts.
-            settings.backward_passes = count
+            run.backward_passes = count
         self._graph = graph
+
+
+def _about_ranks() -> str:
+    """What else may be in the way where processes train together."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return ""
+    return (
+        " A model in DistributedDataParallel cannot be captured: its reducer waits on the host. Capture the step of the model "
+        "itself, and average the gradients in train_step with torch.distributed.all_reduce."
+    )
 
 
 def _without_graph(result: Any) -> Any:
@@ -158,56 +169,54 @@ def _end_failed_capture() -> None:
         torch.zeros(1, device="cuda")
 
 
-class _DeviceDampings:
-    """The dampings of one attachment as numbers in the device's memory: a graph reads them, we write between replays."""
+class _DeviceNumbers:
+    """The dampings of one run and the seed of its draws, on the device: a graph reads them, we write between replays."""
 
-    def __init__(self, settings: Settings, device: torch.device) -> None:
-        self._settings = weakref.ref(settings)
-        self._input = _DeviceNumber(device)
-        self._output = _DeviceNumber(device)
+    def __init__(self, run: Run, device: torch.device) -> None:
+        self._run = weakref.ref(run)
+        self._damping, self._output_damping = (_DeviceNumber(device, torch.float32) for _ in range(2))
+        self._seed = _DeviceNumber(device, torch.int64)
         self._kinds: tuple[bool, bool] | None = None
-        self._write(settings)
+        self._write(run)
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[None]:
         """While a step is captured: the layers read the numbers and overlap their work."""
-        settings = self._settings()
-        assert settings is not None
-        settings.device_damping, settings.overlap = self._input.value, Counter()
+        run = self._run()
+        assert run is not None
         # What other steps computed is not in this graph, nor this one's for them.
-        settings.inputs, settings.awaited = Inputs(), []
-        if settings.conditions_outputs and settings.output_damping != "kfac":
-            settings.device_output_damping = self._output.value
+        run.waiting = []
+        run.capture = Capture(self._damping.value, self._output_damping.value, self._seed.value)
         try:
             yield
         finally:
-            settings.device_damping = settings.device_output_damping = settings.overlap = None
-            settings.inputs, settings.awaited = Inputs(), []
+            run.capture, run.waiting = None, []
 
     def refresh(self) -> None:
         """Before a replay: write what changed, and count the backward pass."""
-        settings = self._settings()
-        if settings is None:
-            return
-        self._write(settings)
-        settings.backward_passes += 1
+        run = self._run()
+        if run is not None:
+            self._write(run)
+            run.backward_passes += 1
 
-    def _write(self, settings: Settings) -> None:
-        step = settings.backward_passes  # of the pass to come
-        strength, relative = number(settings.damping, step)
+    def _write(self, run: Run) -> None:
+        step = run.backward_passes  # of the pass to come
+        strength, relative = number(run.damping, step)
         output, output_relative = 1.0, False
-        if settings.conditions_outputs and settings.output_damping != "kfac":
-            output, output_relative = number(settings.output_damping, step)
+        if run.conditions_outputs and not is_kfac(run.output_damping):
+            output, output_relative = number(run.output_damping, step)  # type: ignore[arg-type]
         if self._kinds not in (None, (relative, output_relative)):
             raise RuntimeError("a damping changed between a number and isaac.Relative after the capture; capture the step anew")
         self._kinds = (relative, output_relative)
-        self._input.set(strength)
-        self._output.set(output)
+        self._damping.set(strength)
+        self._output_damping.set(output)
+        if run.options.max_rows is not None:
+            self._seed.set(draw_seed(step + 1))
 
 
 class _DeviceNumber:
-    def __init__(self, device: torch.device) -> None:
-        self.value = torch.zeros((), dtype=torch.float32, device=device)
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.value = torch.zeros((), dtype=dtype, device=device)
         self._last: float | None = None
 
     def set(self, number: float) -> None:
@@ -258,7 +267,7 @@ class _LearningRates:
 
     def state(self) -> list[tuple[bool, int]]:
         """Of every rate, whether its group has it, and how often it was written."""
-        return [(group["lr"] is rate, rate._version) for group, rate in self._groups]
+        return [(group["lr"] is rate, version(rate)) for group, rate in self._groups]
 
     def _prepare(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer not in self._known:

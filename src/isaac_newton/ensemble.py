@@ -15,9 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from isaac_newton import kernels
-from isaac_newton.damping import as_float
-from isaac_newton.likelihood import LossFunction, likelihood_of
-from isaac_newton.settings import check_count
+from isaac_newton.core.options import check_count
+from isaac_newton.kernels import cpu
+from isaac_newton.math import equations
+from isaac_newton.math.damping import as_float
+from isaac_newton.math.likelihood import LossFunction, likelihood_of
 
 __all__ = ["SGD", "Adam", "Ensemble"]
 
@@ -162,34 +164,72 @@ class _StackedLinear(nn.Module):
             g = self._condition_outputs(g, self.gbar * math.sqrt(rows))
             self.gbar = None
         if not ensemble.conditions_inputs or rows == 0:
-            return kernels.product(g, None, a)
+            return torch.bmm(g.mT, a)
         # Where the damping is infinite, the inverse is the identity: the plain gradient.
-        return kernels.product(g, _inverse(a if rows < features else a.mT, ensemble.damping, rows), a)
+        return _product(g, _inverse(a if rows < features else a.mT, ensemble.damping, rows), a)
 
     def _condition_outputs(self, g: Tensor, gbar: Tensor) -> Tensor:
         rows, (samples, outputs) = g.shape[1], gbar.shape[1:]
         gbar = gbar * self._ensemble[0].output_damping.rsqrt()[:, None, None]
         by_rows = samples < outputs
         inverse = _inverse(gbar if by_rows else gbar.mT, 1.0, rows, in_difference=by_rows).to(g.dtype)
-        return kernels.subtract(g, gbar.to(g.dtype), inverse) if by_rows else g @ inverse
+        if not by_rows:
+            return g @ inverse
+        gbar = gbar.to(g.dtype)
+        with cpu.unrounded(g):
+            return torch.baddbmm(g, g @ gbar.mT @ inverse, gbar, alpha=-1)
 
 
 def _inverse(
     x: Float[Tensor, "copies k l"], damping: float | Tensor, rows: int, *, in_difference: bool = False
 ) -> Float[Tensor, "copies k k"]:
-    """`kernels.inverse`, and the identity for copies that are not finite: one that diverged takes nothing from the others."""
-    inverse, failures = kernels.inverse(x, damping, rows, in_difference=in_difference)
-    if inverse is None:
+    """(I + x xᵀ/(rows·λ))⁻¹ of each copy, divided by the rows in a difference, where λ is 1.
+
+    It is the identity for copies that are not finite: one that diverged takes nothing from the others.
+    """
+    # With rows over √λ the damping of every copy is 1.
+    x = x * damping.rsqrt()[:, None, None] if isinstance(damping, Tensor) else x
+    if kernels.can_group(x) and x.dtype is torch.float32 and x.shape[1] <= 128 and x.is_contiguous():
+        return _inverse_by_triton(x, rows, in_difference)
+    if x.is_cuda:
+        inverse = equations.inverse(equations.precise(x), 1 / rows)
+        identity = torch.eye(x.shape[1], dtype=inverse.dtype, device=x.device)
+        inverse = torch.where(equations.is_nan(inverse), 0 * identity if in_difference else identity, inverse).to(x.dtype)
+        return inverse / rows if in_difference else inverse
+    found, failures = cpu.inverse(x, 1 / rows, in_difference)
+    if found is None:
         finite = x.isfinite().flatten(1).all(1)
-        inverse, failures = kernels.inverse(
-            torch.where(finite[:, None, None], x, 0.0), damping, rows, in_difference=in_difference
-        )
-    if isinstance(failures, int) and failures:
+        found, failures = cpu.inverse(torch.where(finite[:, None, None], x, 0.0), 1 / rows, in_difference)
+    if failures:
         warnings.warn(
             "a factorization failed: a copy of the ensemble was damped more in this step", RuntimeWarning, stacklevel=2
         )
-    assert inverse is not None
-    return inverse
+    assert found is not None
+    return found / rows if in_difference else found
+
+
+def _inverse_by_triton(x: Float[Tensor, "copies k l"], rows: int, in_difference: bool) -> Float[Tensor, "copies k k"]:
+    from isaac_newton.kernels.inverse_small import SCALED, inverses
+
+    # The kernel divides by the rows that it sees, which are the layer's unless x is on the side of the features.
+    kinds = [SCALED if in_difference else 0] * len(x)
+    return torch.stack([made.inverse for made in inverses(x.unbind(), rows / x.shape[1], "", kinds)])
+
+
+def _product(
+    g: Float[Tensor, "copies rows out"], inverse: Float[Tensor, "copies k k"], a: Float[Tensor, "copies rows in"]
+) -> Float[Tensor, "copies out in"]:
+    """gᵀ P a with P on the side of the rows, or gᵀ a Q with Q on that of the features."""
+    if inverse.dtype is not a.dtype:
+        # The inverse needed float64. Conditioned rows can be rounded, since nothing cancels in them afterwards.
+        wide = a.to(inverse.dtype)
+        multiplied = torch.bmm(inverse, wide) if a.shape[1] < a.shape[2] else torch.bmm(wide, inverse)
+        return torch.bmm(g.mT, multiplied.to(a.dtype))
+    if a.shape[1] >= a.shape[2]:
+        return torch.bmm(torch.bmm(g.mT, a), inverse)
+    if g.shape[2] <= a.shape[2]:
+        return torch.bmm(torch.bmm(inverse, g).mT, a)
+    return torch.bmm(g.mT, torch.bmm(inverse, a))
 
 
 class _BatchedLinear(torch.autograd.Function):

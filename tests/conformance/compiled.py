@@ -5,6 +5,7 @@ The shape checks that the tests add to every call of the library are not made to
 """
 
 import copy
+import dataclasses
 import json
 import math
 import sys
@@ -122,7 +123,7 @@ class Pair:
                 output.square().sum().backward()
             else:
                 loss(handle, output)
-            if handle._settings.when == "step":
+            if handle._run.options.when == "step":
                 handle.step()
             outputs.append(output.detach())
         self.compare(*outputs)
@@ -187,8 +188,16 @@ def statistics() -> dict[str, Any]:
     pair = Pair(mlp)
     with pair.handles[0].inspecting(), pair.handles[1].inspecting():
         pair.step(vectors(5))
-    same = {name: value == pair.handles[1].statistics[name] for name, value in pair.handles[0].statistics.items()}
-    return pair.found(same=all(same.values()))
+    same = True
+    for name, value in pair.handles[0].statistics.items():
+        for field in dataclasses.fields(value):
+            one, other = getattr(value, field.name), getattr(pair.handles[1].statistics[name], field.name)
+            if isinstance(one, float):
+                # Eager code factorizes layers of one size together, which may round the last digit differently.
+                same = same and math.isclose(one, other, rel_tol=1e-12)
+            elif field.name != "_inspected":
+                same = same and one == other
+    return pair.found(same=same)
 
 
 def scaled_cross_entropy(handle: isaac.Handle, output: Tensor) -> None:

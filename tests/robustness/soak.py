@@ -25,7 +25,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from isaac_lab.records import origin, write
-from isaac_newton import rows
+from isaac_newton.math import patches as rows
 
 __all__ = ["Report", "main", "soak"]
 

@@ -1,6 +1,7 @@
 """Trainers: each module here has the callback for one of them and imports it; what the callbacks share is in this file."""
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from statistics import fmean
@@ -9,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from isaac_newton.attach import attach
-from isaac_newton.damping import Damping, number
-from isaac_newton.handle import Handle
-from isaac_newton.settings import Settings
+from isaac_newton.api.attach import attach
+from isaac_newton.api.handle import Handle
+from isaac_newton.core.options import Options, Run
+from isaac_newton.math.damping import Damping, number
 
 __all__ = ["Attaching"]
 
@@ -67,10 +68,11 @@ class Attaching:
 def _check(damping: Damping, options: Mapping[str, Any]) -> None:
     """Refuse at once what `attach` would refuse when training begins, as far as that can be seen without a model."""
     inspect.signature(attach).bind(None, damping, **options)
-    known = {field.name for field in fields(Settings)}
-    settings = Settings(damping, **{name: value for name, value in options.items() if name in known})
-    if settings.needs_extra_pass:
+    known = {field.name for field in fields(Options)}
+    checked = Options(**{name: value for name, value in options.items() if name in known})
+    run = Run(checked, damping, options.get("output_damping", math.inf))
+    if run.needs_extra_pass:
         raise ValueError(
-            f"ζ with output_curvature={settings.output_curvature!r} needs handle.backward in place of loss.backward(), which a "
+            f"ζ with output_curvature={checked.output_curvature!r} needs handle.backward in place of loss.backward(), which a "
             "trainer calls itself; use output_curvature='empirical', or output_damping=math.inf for ζ*"
         )

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from isaac_newton.damping import Damping
 from isaac_newton.integrations import Attaching
+from isaac_newton.math.damping import Damping
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -6,15 +6,44 @@ allocator. What it writes is the main stream's again once that has waited for th
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["beside", "join", "join_after_backward"]
+from isaac_newton.math.patches import is_channels_last
+from isaac_newton.torch_private import after_backward, is_hooked
+
+__all__ = ["Capture", "beside", "join", "join_gradients", "laid_out"]
 
 #: A stream for each owner, made when first asked for. Streams neither copy nor pickle, so they do not live on the owner.
 _STREAMS: "weakref.WeakKeyDictionary[object, torch.cuda.Stream]" = weakref.WeakKeyDictionary()
+
+
+@dataclass(eq=False)
+class Capture:
+    """What a run needs to know while a step is captured: the numbers that the graph reads on the device, and who used what.
+
+    Attributes:
+        damping: λ or ρ.
+        output_damping: The same of the output side.
+        seed: Of the rows that are drawn.
+        uses: How often each parameter was used, by its identity.
+        first: The first use of each input, which computes the conditioner for the others.
+    """
+
+    damping: Tensor
+    output_damping: Tensor
+    seed: Tensor
+    uses: Counter[int] = field(default_factory=Counter)
+    first: "dict[Hashable, weakref.ref[Any]]" = field(default_factory=dict)
+
+    def remember(self, key: Hashable, use: Any) -> None:
+        """The first use of an input."""
+        self.first[key] = weakref.ref(use)
 
 
 def _stream(owner: object) -> torch.cuda.Stream:
@@ -59,4 +88,30 @@ def join_after_backward(owner: object, gradients: Iterable[tuple[Tensor, Tensor 
             if parameter.grad is not None and parameter.grad.data_ptr() != gradient.data_ptr():
                 parameter.grad.copy_(gradient)
 
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
+    after_backward(callback)
+
+
+def join_gradients(
+    owner: object, uses: Mapping[int, int], parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], *, joint: bool
+) -> None:
+    """Wait for a layer's branch: at the end of the backward pass where nothing needs its gradients before, else now."""
+    if not joint and all(_is_first_read_by_the_optimizer(parameter, uses) for parameter in parameters):
+        join_after_backward(owner, zip(parameters, gradients, strict=False))
+    else:
+        join(owner)
+
+
+def _is_first_read_by_the_optimizer(parameter: Tensor, uses: Mapping[int, int]) -> bool:
+    """Whether a new gradient of this parameter becomes its `.grad` as it is, before anything looks at it.
+
+    Autograd adds to a gradient that exists, sums those of several uses, and copies one whose layout is not the parameter's;
+    hooks may do anything.
+    """
+    dense = parameter.is_contiguous() or is_channels_last(parameter)
+    alone = uses.get(id(parameter), 0) <= 1 and not is_hooked(parameter) and not torch.is_grad_enabled()
+    return parameter.is_leaf and parameter.grad is None and alone and dense
+
+
+def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, so that autograd need not copy it."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)

@@ -8,23 +8,35 @@ of its global names in which `linear` is ours: every form, mask and corner case 
 import threading
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import activation
 
-from isaac_newton.autograd import linear
+from isaac_newton.core.gradient import apply
+from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.operations import LINEAR
 from isaac_newton.layers.registry import register
-from isaac_newton.site import Site
 
 __all__: list[str] = []
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """Inside, sequences are (length, samples, features), or flattened from that."""
+
+    samples: int
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, int]:
+        return x.reshape(-1, self.samples, x.shape[-1]).transpose(0, 1)[None], 1
 
 
 class _Current(threading.local):
     """Whose forward pass is running in this thread, and over how many samples."""
 
-    site: Site | None = None
+    site: ConditionedLayer | None = None
     samples = 1
 
 
@@ -32,7 +44,7 @@ _CURRENT = _Current()
 
 
 @register(nn.MultiheadAttention, parts=("out_proj",), outputs=True)
-def _attention(layer: nn.MultiheadAttention, site: Site, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _attention(layer: nn.MultiheadAttention, site: ConditionedLayer, query: Tensor, *args: Any, **kwargs: Any) -> Any:
     _CURRENT.site = site
     _CURRENT.samples = query.shape[0 if layer.batch_first else 1] if query.dim() == 3 else 1
     try:
@@ -46,11 +58,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     site, samples = _CURRENT.site, _CURRENT.samples
     assert site is not None
 
-    def arrange(x: Tensor) -> tuple[Tensor, int]:
-        # Inside, sequences are (length, samples, features), or flattened from that.
-        return x.reshape(-1, samples, x.shape[-1]).transpose(0, 1)[None], 1
-
-    return linear(input, weight, bias, site, arrange)
+    return apply(LINEAR, input, weight, bias, site, _Sequences(samples))
 
 
 def _with_linear(replacement: Callable[..., Tensor]) -> Callable[..., Any]:

@@ -1,49 +1,78 @@
 r"""Embeddings: linear in one-hot rows, so the inverse is known without a factorization.
 
 With one-hot rows $a^\top a$ is diagonal and holds the counts of the tokens: ζ* divides the gradient of token $v$ by $1 +
-c_v / (bλ)$. Dividing the output gradient at each place by the factor of its token does that, for dense and sparse gradients
-alike. The rows of an `EmbeddingBag` hold several ones, and its output gradient is multiplied by $(I + a a^\top /
-(bλ))^{-1}$.
+c_v / (bλ)$. The rows of an `EmbeddingBag` hold several ones, and of its gradient the tokens that were there are multiplied.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isaac_newton import compiled
-from isaac_newton.autograd import condition_output
-from isaac_newton.conditioners import multiply_rows
+from isaac_newton.core import traced
+from isaac_newton.core.conditioner import invert, multiply
+from isaac_newton.core.gradient import hand_out
+from isaac_newton.core.layer import ConditionedLayer, layer_of
+from isaac_newton.core.rows import Rows
 from isaac_newton.layers.registry import register
-from isaac_newton.layout import working_dtype
-from isaac_newton.site import Site
+from isaac_newton.math import equations
+from isaac_newton.math.damping import relative_damping
+from isaac_newton.torch_private import full_precision, has_values, sparse_parts
 
 __all__: list[str] = []
 
+#: Called with the gradient of the weight, what the layer was called with, and the layer.
+Transform: TypeAlias = Callable[..., Tensor]
+
+
+class _Tokens:
+    """One call of an embedding: what its weight's gradient goes through."""
+
+    def __init__(self, transform: Transform, given: Sequence[Tensor | None], layer: ConditionedLayer) -> None:
+        self._transform, self._given, self._layer = transform, given, layer
+
+    def condition(
+        self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """The conditioned gradient."""
+        if gradients[0] is None or not wanted[0]:
+            return list(gradients)
+        self._layer.run.enter_pass()
+        with full_precision(gradients[0]):
+            return [self._transform(gradients[0], *self._given, self._layer)]
+
+
+def _name_of(
+    weight: Tensor, layer: ConditionedLayer, transform: Transform, at_run_time: Transform, *given: Tensor | None
+) -> Tensor:
+    """The weight under another name, for one call."""
+    if torch.compiler.is_compiling():
+        return traced.hand_out(weight, at_run_time, layer.number, *given)
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return weight
+    if layer.run.row_observer is not None:
+        transform(weight.detach(), *given, layer)
+        return weight
+    if traced.is_traced():
+        if layer.run.options.when == "step":
+            raise RuntimeError("when='step' conditions the .grad of parameters, and torch.func has none: use when='backward'")
+        return traced.hand_out(weight, lambda g, *rest: transform(g, *rest[:-1], layer), layer.number, *given)
+    return hand_out(weight, _Tokens(transform, given, layer))
+
 
 @register(nn.Embedding)
-def _embedding(layer: nn.Embedding, site: Site, input: Tensor) -> Tensor:
-    output = type(layer).forward(layer, input)
-    divide = _divide_at_run_time if torch.compiler.is_compiling() else _divide
-    return condition_output(output, layer.weight, site, divide, input, site.settings.mask, ahead=_divide_later)
+def _embedding(layer: nn.Embedding, site: ConditionedLayer, input: Tensor) -> Tensor:
+    weight = _name_of(layer.weight, site, _divide, _divide_at_run_time, input, site.run.mask)
+    how = (layer.padding_idx, layer.max_norm, layer.norm_type, layer.scale_grad_by_freq, layer.sparse)
+    return F.embedding(input, weight, *how)
 
 
-def _divide_later(input: Tensor, mask: Tensor | None, site: Any) -> Callable[[Tensor], Tensor]:
-    counts = _counts(input, mask, site)
-    factors = _factors(counts[input], counts.sum(), _damping(counts, site)).to(working_dtype(site.layer.weight.dtype))
-
-    def divide(g: Tensor) -> Tensor:
-        site.statistics.saw_counts(site.settings.backward_passes, input.numel(), site.layer.embedding_dim)
-        return (g * factors[..., None]).to(g.dtype)
-
-    return divide
-
-
-def _counts(input: Tensor, mask: Tensor | None, site: Any) -> Tensor:
+def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tensor:
     """How often each token occurs; in all ranks, where they condition together."""
-    layer, settings = site.layer, site.settings
+    layer: Any = site.module
+    run = site.run
     tokens = input.reshape(-1)
     counted = torch.ones_like(tokens, dtype=torch.bool)
     if layer.padding_idx is not None:
@@ -52,50 +81,54 @@ def _counts(input: Tensor, mask: Tensor | None, site: Any) -> Tensor:
         counted = counted & mask.reshape(-1)
     counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
     counts = counts.index_add(0, tokens, counted.to(counts.dtype))
-    if settings.ranks is not None and settings.when == "backward" and settings.look is None:
-        settings.ranks.add(counts)
+    if run.options.ranks is not None and run.options.when == "backward" and run.row_observer is None:
+        run.options.ranks.add(counts)
     return counts
 
 
-def _damping(counts: Tensor, site: Any) -> float | Tensor:
-    # One-hot rows as wide as the vocabulary have this mean square, which is all that a relative damping asks for.
-    mean_square = torch.full((1, 1), len(counts) ** -0.5, dtype=counts.dtype, device=counts.device)
-    damping: float | Tensor = site.settings.input_damping(mean_square)
-    return damping
-
-
-def _factors(counts: Tensor, total: Tensor, damping: float | Tensor) -> Tensor:
-    return 1 / (1 + counts / (total.clamp_min(1) * damping))
-
-
-def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: Any) -> Tensor:
-    layer, settings = site.layer, site.settings
+def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tensor:
+    layer: Any = site.module
+    run = site.run
     counts = _counts(input, mask, site)
-    if settings.look is not None:
-        settings.look(site, counts)
+    if run.row_observer is not None:
+        run.row_observer(site, counts)
         return g
-    tokens = input.reshape(-1)
-    site.statistics.saw_counts(settings.backward_passes, len(tokens), layer.embedding_dim)
-    if settings.when == "step":
-        place = site.place(layer.weight)._replace(groups=0)
-        if site.gathers(place):
-            site.curvature(place).add_counts(counts)
+    site.statistics.note_counts(run.backward_passes, input.numel(), layer.embedding_dim)
+    if run.options.when == "step":
+        where = site.slice(layer.weight)
+        assert where is not None
+        where = where._replace(groups=0)
+        if site.gathers(where):
+            site.moment(where).add_counts(counts)
         return g
-    total, damping = counts.sum(), _damping(counts, site)
-    if settings.inspecting:
-        plain = torch.zeros(len(counts), g.shape[-1], dtype=counts.dtype, device=g.device)
-        plain.index_add_(0, tokens, g.reshape(-1, g.shape[-1]).to(counts.dtype))
-        factor = _factors(counts, total, damping)
-        site.inspect(lambda: counts / total.clamp_min(1), damping, plain, plain * factor[:, None])
-    # Of the tokens that are there: the vocabulary may be much longer.
-    return (g * _factors(counts[input], total, damping)[..., None]).to(g.dtype)
+    total = counts.sum().clamp_min(1)
+    damping, relative = run.damping_now()
+    if relative:
+        # One-hot rows as wide as the vocabulary have this mean square.
+        damping = relative_damping(counts.new_tensor(1 / len(counts)), damping)
+    factors = 1 / (1 + counts / (total * damping))
+    if run.inspecting:
+        plain = g.to_dense().to(counts.dtype)
+        site.inspect(lambda: counts / total, damping, plain, plain * factors[:, None])
+    return _scaled(g, factors, input.reshape(-1))
 
 
-@compiled.operator
+def _scaled(g: Tensor, factors: Tensor, tokens: Tensor) -> Tensor:
+    """The rows of a gradient times these factors, which are 1 but for the tokens that were there."""
+    if g.is_sparse:
+        values, indices = sparse_parts(g)
+        values = values * factors[indices[0]][:, None].to(values.dtype)
+        return torch.sparse_coo_tensor(indices, values, g.shape, is_coalesced=g.is_coalesced(), check_invariants=False)
+    if torch.is_grad_enabled() or not has_values(g) or not g.is_contiguous():
+        return (g * factors[:, None]).to(g.dtype)
+    # The vocabulary may be much longer than the text. A token that occurs twice is written twice, with the same numbers.
+    return g.index_copy_(0, tokens, (g[tokens] * factors[tokens][:, None]).to(g.dtype))
+
+
+@traced.operator
 def _divide_at_run_time(g: Tensor, input: Tensor, mask: Tensor | None, site: int) -> Tensor:
-    found = compiled.site(site)
-    found.settings.enter_backward()
-    return _divide(g, input, mask, found)
+    layer_of(site).run.enter_pass()
+    return _divide(g.clone(), input, mask, layer_of(site))
 
 
 @register(
@@ -105,27 +138,13 @@ def _divide_at_run_time(g: Tensor, input: Tensor, mask: Tensor | None, site: int
 )
 def _embedding_bag(
     layer: nn.EmbeddingBag,
-    site: Site,
+    site: ConditionedLayer,
     input: Tensor,
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Tensor:
-    multiply = _multiply_at_run_time if torch.compiler.is_compiling() else _multiply
     given = (input, offsets, None if per_sample_weights is None else per_sample_weights.detach())
-    if per_sample_weights is None or not per_sample_weights.requires_grad:
-        output = _bags(layer, input, offsets, layer.weight, per_sample_weights)
-        return condition_output(output, layer.weight, site, multiply, *given)
-    # The gradient of the per-sample weights must stay exact: it takes the plain path, the embedding the conditioned one. The
-    # second term is exactly zero.
-    output = _bags(layer, input, offsets, layer.weight, per_sample_weights.detach())
-    conditioned = condition_output(output, layer.weight, site, multiply, *given)
-    plain = _bags(layer, input, offsets, layer.weight.detach(), per_sample_weights)
-    return plain + (conditioned - conditioned.detach())
-
-
-def _bags(
-    layer: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, weight: Tensor, per_sample_weights: Tensor | None
-) -> Tensor:
+    weight = _name_of(layer.weight, site, _multiply, _multiply_at_run_time, *given)
     return F.embedding_bag(
         input,
         weight,
@@ -141,21 +160,43 @@ def _bags(
     )
 
 
-def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None, site: Any) -> Tensor:
-    return multiply_rows(g, _bag_rows(site.layer, input, offsets, per_sample_weights), site)
+def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor | None, site: ConditionedLayer) -> Tensor:
+    layer: Any = site.module
+    r, tokens, often = _bag_rows(layer, input, offsets, shares)
+    run = site.run
+    if run.row_observer is not None:
+        run.row_observer(site, r[None])
+        return g
+    sparse = g.is_sparse
+    whole = g.coalesce() if sparse else g
+    part = whole.index_select(0, tokens).to_dense() if sparse else whole[tokens]
+    # Torch has divided each row by how often its token came, where it was asked to: that comes last.
+    divided = often[:, None].to(r.dtype) if layer.scale_grad_by_freq else 1.0
+    plain = (part.to(r.dtype) * divided).mT
+    strength, relative = run.damping_now()
+    (made,) = invert([Rows(r, len(r), in_difference=r.shape[0] < r.shape[1])], strength, relative)
+    if isinstance(made.failures, Tensor) or made.failures:
+        site.fell_back(made.failures)
+    site.statistics.note_sizes(run.backward_passes, len(r), len(r), r.shape[1], layer.embedding_dim, own_rows=False)
+    (conditioned,) = multiply([plain], [made])
+    if run.inspecting:
+        site.inspect(lambda: equations.spectrum(r), made.damping, plain, conditioned)
+    rows = (conditioned.mT / divided).to(g.dtype)
+    if sparse:
+        return torch.sparse_coo_tensor(tokens[None], rows, g.shape, is_coalesced=True, check_invariants=False)
+    return g.index_copy(0, tokens, rows)
 
 
-@compiled.operator
-def _multiply_at_run_time(
-    g: Tensor, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None, site: int
-) -> Tensor:
-    found = compiled.site(site)
-    found.settings.enter_backward()
-    return _multiply(g, input, offsets, per_sample_weights, found)
+@traced.operator
+def _multiply_at_run_time(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor | None, site: int) -> Tensor:
+    layer_of(site).run.enter_pass()
+    return _multiply(g, input, offsets, shares, layer_of(site))
 
 
-def _bag_rows(layer: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None) -> Tensor:
-    """(bags, distinct tokens): how much of each token is in each bag."""
+def _bag_rows(
+    layer: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, shares: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(bags, distinct tokens): how much of each token is in each bag; the tokens, in order; how often each came."""
     if input.dim() == 2:
         bags = input.shape[0]
         bag = torch.arange(bags, device=input.device).repeat_interleave(input.shape[1])
@@ -164,15 +205,14 @@ def _bag_rows(layer: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, per
         starts = offsets[:-1] if layer.include_last_offset else offsets
         bags = len(starts)
         bag = torch.bucketize(torch.arange(len(input), device=input.device), starts, right=True) - 1
-    tokens, column = torch.unique(input, return_inverse=True)
-    share = torch.ones(input.numel(), dtype=torch.float32, device=input.device)
-    if layer.weight.dtype == torch.float64:
-        share = share.double()
-    if per_sample_weights is not None:
-        share = per_sample_weights.reshape(-1).to(share.dtype)
+    tokens, column, often = torch.unique(input, return_inverse=True, return_counts=True)
+    dtype = torch.float64 if layer.weight.dtype == torch.float64 else torch.float32
+    share = torch.ones(input.numel(), dtype=dtype, device=input.device)
+    if shares is not None:
+        share = shares.reshape(-1).to(dtype)
     if layer.padding_idx is not None:
         share = share * (input.reshape(-1) != layer.padding_idx)
     if layer.mode == "mean":
-        share = share / torch.zeros(bags, dtype=share.dtype, device=share.device).index_add_(0, bag, share).clamp_min(1)[bag]
-    table = torch.zeros(bags, len(tokens), dtype=share.dtype, device=share.device)
-    return table.index_put_((bag, column.reshape(-1)), share, accumulate=True)
+        share = share / torch.zeros(bags, dtype=dtype, device=share.device).index_add_(0, bag, share).clamp_min(1)[bag]
+    table = torch.zeros(bags, len(tokens), dtype=dtype, device=share.device)
+    return table.index_put_((bag, column.reshape(-1)), share, accumulate=True), tokens, often

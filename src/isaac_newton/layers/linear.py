@@ -5,28 +5,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isaac_newton.autograd import linear
-from isaac_newton.damping import Damping, check
+from isaac_newton.core.gradient import apply
+from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.operations import LINEAR
+from isaac_newton.core.options import Run
 from isaac_newton.layers.registry import register
-from isaac_newton.settings import Settings
-from isaac_newton.site import Site
-from isaac_newton.weights import condition
+from isaac_newton.math.damping import Damping, check
 
 __all__ = ["Linear"]
 
 
 @register(nn.Linear, outputs=True)
-def _linear(layer: nn.Linear, site: Site, input: Tensor) -> Tensor:
-    return linear(input, layer.weight, layer.bias, site)
+def _linear(layer: nn.Linear, site: ConditionedLayer, input: Tensor) -> Tensor:
+    return apply(LINEAR, input, layer.weight, layer.bias, site)
 
 
 @register("transformers.pytorch_utils.Conv1D")
-def _conv1d(layer: Any, site: Site, x: Tensor) -> Tensor:
-    # GPT-2's linear layer: its weight is (inputs, outputs).
-    weight, bias = condition(layer.weight, layer.bias, x, site, transposed=True)
-    assert bias is not None  # it always has one
-    output = torch.addmm(bias, x.view(-1, x.size(-1)), weight)
-    return output.view(*x.shape[:-1], layer.nf)
+def _conv1d(layer: Any, site: ConditionedLayer, x: Tensor) -> Tensor:
+    # GPT-2's linear layer: its weight is (inputs, outputs), and it always has a bias.
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        output = torch.addmm(bias, x.view(-1, x.size(-1)), weight)  # type: ignore[arg-type]
+        return output.view(*x.shape[:-1], layer.nf)
+
+    return apply(forward, x, layer.weight, layer.bias, site, transposed=True)
 
 
 class Linear(nn.Linear):
@@ -61,22 +62,22 @@ class Linear(nn.Linear):
             raise TypeError(f"dtype must be real, got {dtype}: conditioners are made from real inputs")
         chosen = damping if damping is not None else la if la is not None else 1.0
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
-        self._site = Site("", Settings(damping=chosen))
+        self._site = ConditionedLayer("", Run(damping=chosen))
 
     @property
     def damping(self) -> Damping:
         """λ_a; may change at any time."""
-        return self._site.settings.damping
+        return self._site.run.damping
 
     @damping.setter
     def damping(self, value: Damping) -> None:
-        self._site.settings.damping = check(value)
+        self._site.run.damping = check(value)
 
     def forward(self, input: Tensor) -> Tensor:
         """What `nn.Linear` returns."""
         if not self.training:
             return super().forward(input)
-        return linear(input, self.weight, self.bias, self._site)
+        return apply(LINEAR, input, self.weight, self.bias, self._site)
 
     def extra_repr(self) -> str:
         """What `nn.Linear` says, and the damping."""

@@ -6,6 +6,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
 
+from isaac_newton.torch_private import BATCH_NORMS
+
 __all__ = ["Adapter", "Registration", "find", "register"]
 
 #: The forward pass of a layer in training: called with the layer, its site and the arguments of its `forward`.
@@ -39,7 +41,7 @@ _REASONS: dict[type, str] = {
     nn.LayerNorm: _NORMALIZATION,
     nn.RMSNorm: _NORMALIZATION,
     nn.GroupNorm: _NORMALIZATION,
-    nn.modules.batchnorm._NormBase: _NORMALIZATION,
+    BATCH_NORMS: _NORMALIZATION,
     nn.PReLU: "an activation's slope has no input matrix to condition with",
     nn.Bilinear: "a product of two inputs has no single input matrix",
     nn.modules.lazy.LazyModuleMixin: "it has no weights yet; run one batch through the model before attaching",

@@ -1,0 +1,193 @@
+"""`attach` and `detach`: which layers are conditioned, with what, and why not the others."""
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from isaac_newton.api.handle import Handle, listed
+from isaac_newton.core import use
+from isaac_newton.core.distributed import Ranks
+from isaac_newton.core.layer import ConditionedLayer, child
+from isaac_newton.core.options import BiasMode, Options, OutputCurvature, OutputDamping, Run, Sharing, When, check_choice
+from isaac_newton.layers import Registration, find
+from isaac_newton.math.damping import Damping
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Layers", "attach", "detach"]
+
+Layers: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
+
+
+def attach(
+    model: nn.Module,
+    damping: Damping = 1.0,
+    *,
+    layers: Layers | None = None,
+    exclude: str | Iterable[str] = (),
+    sharing: Sharing = "expand",
+    max_rows: int | None = None,
+    bias: BiasMode = "plain",
+    output_damping: OutputDamping = math.inf,
+    output_curvature: OutputCurvature = "sampled",
+    samples: int = 1,
+    when: When = "backward",
+    decay: float = 0.0,
+    refresh: int = 1,
+    power: float = 1.0,
+    process_group: "ProcessGroup | None" = None,
+) -> "Handle":
+    r"""Condition the weight gradients of a model's layers by their inputs; optimizer and training loop stay as they are.
+
+    The model is changed in place and computes what it computed before. Its parameters, the keys of its `state_dict` and
+    the types of its modules stay. From now on a backward pass in training mode leaves ζ* (or ζ) in the `.grad` of the
+    conditioned weights.
+
+    Args:
+        model: Any module; layers are looked for in all of its submodules.
+        damping: $λ_a > 0$: small values condition strongly, `math.inf` not at all. A number, `Relative(ρ)`, or a function
+            of the number of backward passes so far that returns one of these.
+        layers: Which layers: None for all supported ones, a glob pattern or several over module names ("encoder.*"), or a
+            function `(name, module) -> bool`.
+        exclude: Glob pattern(s) over module names to leave out.
+        sharing: What a row is where a layer sees several positions of a sample (sequences, images): "expand", each position
+            is one; "reduce", a sample's positions are averaged to one, which costs next to nothing. Embeddings take every
+            token, which costs nothing either.
+        max_rows: At most this many rows, a random subset, feed a conditioner; follows `torch.manual_seed`.
+        bias: "plain" leaves bias gradients alone (the paper); "joint" conditions them with the weights by joining a
+            column of ones to the inputs.
+        output_damping: $λ_g > 0$. `math.inf` gives ζ*; a number gives ζ; "kfac" damps both sides alike, which is K-FAC: a
+            K-FAC learning rate $η$ corresponds to $η / λ^2$.
+        output_curvature: For ζ, where ḡ comes from: "sampled" labels (Remark 1), the "exact" root of the loss
+            Hessian, or the "empirical" Fisher (Remark 4). The first two need `Handle.backward`.
+        samples: Labels drawn per example for "sampled"; each costs one backward pass without weight gradients.
+        when: "backward" conditions each backward pass by its own batch (the paper). "step" gathers the curvature of all
+            backward passes, on all ranks, and conditions `.grad` once, right before the optimizer steps: call `Handle.bind`
+            or `Handle.step`.
+        decay: With "step", the share of the running average of the curvature that a step keeps; 0 for no average.
+        refresh: With "step", renew the inverse every so many steps.
+        power: With "step", the exponent $p$ of $(I + a^\top a/(bλ))^{-p}$: 1 is ISAAC, ½ whitens halfway, 0 is the gradient.
+        process_group: Processes (of `torch.distributed`) whose batches count as one. With "backward", None conditions each
+            rank by its own batch; with "step", None is the default group, because ranks share one gradient there.
+
+    Returns:
+        A handle to look at (`print(handle)`), to change the damping with, and to detach.
+    """
+    check_choice("when", when, When)
+    options = Options(
+        sharing=sharing,
+        max_rows=max_rows,
+        bias=bias,
+        output_curvature=output_curvature,
+        samples=samples,
+        when=when,
+        decay=decay,
+        refresh=refresh,
+        power=power,
+        ranks=Ranks(process_group) if when == "step" or process_group is not None else None,
+    )
+    run = Run(options, damping, output_damping)
+    chosen, skipped = _select(model, layers, exclude, run)
+    sites: dict[str, ConditionedLayer] = {}
+    for name, (module, registration) in chosen.items():
+        parts = {child(name, part): module.get_submodule(part) for part in registration.parts}
+        sites[name] = module.__dict__["forward"] = ConditionedLayer(name, run, module, registration.adapter, parts)
+    _fill_buckets(sites.values())
+    return Handle(model, run, sites, skipped)
+
+
+def _fill_buckets(sites: Iterable[ConditionedLayer]) -> None:
+    """Neighbouring weights share a node of the graph: a few nodes for a model, in place of one for each layer."""
+    bucket = use.Bucket()
+    for site in sites:
+        weight = getattr(site.module, "weight", None)
+        if isinstance(weight, nn.Parameter) and weight.dim() > 1:
+            if len(bucket.weights) == use.BUCKET:
+                bucket = use.Bucket()
+            site.bucket = bucket, bucket.add(weight)
+
+
+def detach(model: nn.Module) -> None:
+    """Make an attached model what it was. Works on copies and on models loaded from a file, where there is no handle."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    attached = [module for module in model.modules() if isinstance(vars(module).get("forward"), ConditionedLayer)]
+    if not attached:
+        raise ValueError(f"nothing is attached to this {type(model).__name__}; isaac_newton.attach(model, damping=…) does that")
+    for module in attached:
+        del module.__dict__["forward"]
+
+
+def _select(
+    model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], run: Run
+) -> tuple[dict[str, tuple[nn.Module, Registration]], dict[str, str]]:
+    """Split the modules that own parameters into those to condition and those to skip, with reasons."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    candidates = {name: module for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
+    if not candidates:
+        raise ValueError(f"{type(model).__name__} has no parameters, so there is no gradient to condition")
+    excluded = _match(candidates, exclude, "exclude")
+    selected = set(candidates) if layers is None else _match(candidates, layers, "layers")
+    chosen: dict[str, tuple[nn.Module, Registration]] = {}
+    skipped: dict[str, str] = {}
+    parts: dict[str, str] = {}
+    for name, module in candidates.items():
+        found = find(module)
+        if not isinstance(found, str):
+            parts |= {child(name, part): name for part in found.parts}
+        if name in parts:
+            # What `layers` and `exclude` say of the whole holds for its parts.
+            if parts[name] in skipped:
+                skipped[name] = f"part of {parts[name]!r}, which is plain: {skipped[parts[name]]}"
+        elif name in excluded:
+            skipped[name] = f"excluded by exclude={exclude!r}"
+        elif name not in selected:
+            skipped[name] = "not selected by layers=" + (getattr(layers, "__qualname__", "") or repr(layers))
+        elif isinstance(vars(module).get("forward"), ConditionedLayer):
+            raise ValueError(
+                f"layer {name!r} is already attached; change handle.damping, or detach first: isaac_newton.detach(model)"
+            )
+        elif isinstance(found, str):
+            skipped[name] = found
+        elif run.conditions_outputs and not found.outputs:
+            skipped[name] = f"ζ needs the output gradients of {type(module).__name__}, which only ζ* does without"
+        elif run.options.ranks is not None and not found.gathers:
+            skipped[name] = (
+                f"{type(module).__name__} can be conditioned by its own batch only, without when='step' and process_group"
+            )
+        elif run.options.when == "step" and is_parametrized(module):
+            skipped[name] = "its weight is computed from other parameters, whose gradients when='step' cannot condition"
+        else:
+            chosen[name] = (module, found)
+    if not chosen:
+        raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
+    return chosen, skipped
+
+
+def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -> set[str]:
+    """The names that a pattern, several, or a predicate picks; a pattern that picks none is a mistake."""
+    if callable(patterns) and not isinstance(patterns, type):
+        matched = {name for name, module in candidates.items() if patterns(name, module)}
+        if not matched:
+            raise ValueError(f"{option}= picks no layer; there are: {listed(candidates)}")
+        return matched
+    if not isinstance(patterns, str):
+        try:
+            patterns = list(cast(Iterable[str], patterns))
+        except TypeError:
+            raise TypeError(f"{option} must be a glob pattern, several, or a function, got {patterns!r}") from None
+    matched = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{option} must be glob patterns over module names, got {pattern!r}")
+        names = {name for name in candidates if fnmatch.fnmatchcase(name, pattern)}
+        if not names:
+            raise ValueError(f"{option}={pattern!r} matches no layer; there are: {listed(candidates)}")
+        matched |= names
+    return matched

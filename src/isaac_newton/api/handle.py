@@ -1,0 +1,356 @@
+"""What `attach` returns: the report, the dampings, ζ's backward pass, the optimizer's step, and the way back."""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from isaac_newton.api import report
+from isaac_newton.api.step import condition_gradients
+from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.moments import Moment, WeightSlice
+from isaac_newton.core.options import OutputDamping, Run, check_count, is_kfac
+from isaac_newton.core.statistics import Statistics
+from isaac_newton.math.damping import Damping, Relative, check
+from isaac_newton.math.equations import precise
+from isaac_newton.math.likelihood import CrossEntropy, Likelihood, LossFunction, likelihood_of, scale_of
+
+__all__ = ["Handle", "listed"]
+
+
+class Handle:
+    """What `attach` returns: the report, the damping, `backward` for ζ, and the way back. Print it to see every layer."""
+
+    def __init__(self, model: nn.Module, run: Run, sites: Mapping[str, ConditionedLayer], skipped: Mapping[str, str]) -> None:
+        self._model = model
+        self._run = run
+        self._sites = dict(sites)
+        self._skipped = dict(skipped)
+        self._bound: list[tuple[torch.optim.Optimizer, RemovableHandle]] = []
+
+    @property
+    def conditioned(self) -> Mapping[str, nn.Module]:
+        """The conditioned layers by name, and the parts of them that are layers themselves."""
+        layers: dict[str, nn.Module] = {}
+        for name, site in self._sites.items():
+            layers |= {name: site.module, **site.parts}
+        return MappingProxyType(layers)
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Why each other module with parameters of its own keeps its plain gradient."""
+        return MappingProxyType(self._skipped)
+
+    @property
+    def statistics(self) -> Mapping[str, Statistics]:
+        """What happened in each conditioned layer; on a GPU this waits until what happened is known."""
+        self._settle()
+        return MappingProxyType({name: site.statistics for name, site in self._sites.items()})
+
+    @contextlib.contextmanager
+    def inspecting(self) -> Iterator[Mapping[str, Statistics]]:
+        """Within this block, layers also record what conditioning does to them.
+
+        Per layer `statistics` then has the effective rank, the largest curvature, the damping in use and the angle between the
+        conditioned and the plain gradient, and `print(handle)` shows them. The block has to hold the backward pass, with
+        `when="step"` the step. It costs an eigenvalue problem per layer, so ask now and then. Captured steps record
+        nothing.
+
+            with handle.inspecting():
+                loss_fn(model(x), y).backward()
+            print(handle)
+        """
+        run, seen = self._run, {}
+        for name, site in self._sites.items():
+            site.statistics.forget()
+            seen[name] = site.statistics.backward_pass
+        before, run.inspecting = run.inspecting, True
+        try:
+            yield self.statistics
+        finally:
+            run.inspecting = before
+        missed = [name for name, last in seen.items() if self._sites[name].statistics.missed(last)]
+        if missed and run.options.when == "backward":
+            warnings.warn(
+                f"nothing was recorded of {listed(missed)}: handle.inspecting() cannot look into captured steps",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def damping(self) -> Damping:
+        """λ_a; may change at any time, and takes effect with the next backward pass."""
+        return self._run.damping
+
+    @damping.setter
+    def damping(self, value: Damping) -> None:
+        self._run.damping = check(value)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which positions count: a boolean tensor (samples, length), such as an attention mask; None for all.
+
+        Set it before the forward pass. Layers whose inputs have these leading dimensions leave the other positions out of their
+        conditioner, so that padding neither dilutes the curvature nor counts as rows.
+        """
+        return self._run.mask
+
+    @mask.setter
+    def mask(self, value: Tensor | None) -> None:
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"mask must be a tensor or None, got {type(value).__name__}")
+        if value is not None and self._run.conditions_outputs:
+            raise ValueError("ζ needs every row: a mask works with ζ* only (output_damping=math.inf)")
+        self._run.mask = None if value is None else value.bool()
+
+    @property
+    def output_damping(self) -> OutputDamping:
+        """λ_g; may change between numbers, but ζ stays ζ and ζ* stays ζ*."""
+        return self._run.output_damping
+
+    @output_damping.setter
+    def output_damping(self, value: OutputDamping) -> None:
+        value = value if is_kfac(value) else check(value, "output_damping")
+        if (value == math.inf) == self._run.conditions_outputs:
+            raise ValueError(
+                f"output_damping cannot change from {self._run.output_damping} to {value}: that is another method (ζ* is "
+                "inf, ζ is a number); detach and attach again"
+            )
+        self._run.output_damping = value
+
+    @property
+    def backward_passes(self) -> int:
+        """What a damping schedule is called with next. Set it when resuming, or to count optimizer steps instead."""
+        return self._run.backward_passes
+
+    @backward_passes.setter
+    def backward_passes(self, value: int) -> None:
+        self._run.backward_passes = check_count("backward_passes", value, 0)
+
+    @property
+    def steps(self) -> int:
+        """With `when="step"`, the steps so far: what a damping schedule is called with."""
+        return self._run.steps
+
+    def backward(
+        self,
+        loss: Tensor,
+        output: Tensor,
+        loss_fn: LossFunction,
+        *,
+        scale: float | Tensor | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        """Run `loss.backward()` for ζ, with the extra passes for ḡ that it needs before.
+
+        An extra pass computes no weight gradient and leaves every `.grad` alone. `loss` may be scaled, by a `GradScaler` or for
+        accumulation: the result is ζ of the loss as it was, times that scale.
+
+        Args:
+            loss: The loss, `loss_fn(output, target)`, or a multiple of it.
+            output: What `loss_fn` was given: the network's output.
+            loss_fn: `nn.CrossEntropyLoss`, `nn.MSELoss` or `nn.BCEWithLogitsLoss` (as module, function or `functools.partial`),
+                or a `Likelihood` of your own.
+            scale: By how much `loss` was multiplied. Only "empirical" asks, where ḡ comes from the gradients of `loss`, and
+                finds out itself where the graph of `loss` shows one loss of torch's: give it with a loss of your own.
+            retain_graph: Keep the graph for another backward pass.
+        """
+        run = self._run
+        if not run.conditions_outputs:
+            raise RuntimeError(
+                "handle.backward is for ζ, and output_damping=inf is ζ*, which needs no extra pass: call loss.backward(), or "
+                "attach with output_damping=<a number>"
+            )
+        likelihood = likelihood_of(loss_fn)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"loss must be the tensor that the loss function returned, got {type(loss).__name__}")
+        if not loss.requires_grad:
+            raise ValueError("loss has no graph to backpropagate through: compute it with gradients enabled, from output")
+        _check_output(output)
+        if isinstance(likelihood, CrossEntropy):
+            likelihood = likelihood.observing(loss, output)
+        terms = likelihood.terms(output)
+        terms = precise(terms).clamp_min(1) if isinstance(terms, Tensor) else max(terms, 1)
+        if run.needs_extra_pass:
+            self._collect_output_gradients(output, likelihood, terms)
+        if run.options.output_curvature == "empirical":
+            scale = scale_of(loss, output, likelihood) if scale is None else scale
+            if scale is None:
+                raise ValueError(
+                    "with output_curvature='empirical', ḡ is the gradient of the loss before it was scaled, and the graph of "
+                    "this one does not show where that was: pass scale=, by how much it was multiplied (1.0 if not at all)"
+                )
+            run.empirical_scale = (terms**0.5 if likelihood.reduction == "mean" else terms**-0.5) / scale
+        try:
+            loss.backward(retain_graph=retain_graph)
+        finally:
+            run.empirical_scale = None
+
+    def bind(self, optimizer: torch.optim.Optimizer) -> "Handle":
+        """Condition the gradients of this optimizer's parameters at each of its steps, right before it looks at them.
+
+        For `when="step"`; with several optimizers (Muon for matrices, AdamW for the rest) call it for each. Clipping before
+        `optimizer.step()` sees the plain gradient; to clip what the optimizer uses, call `step` by hand and clip after it.
+        """
+        self._needs_step("bind")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            # What trainers put around an optimizer may skip its steps.
+            optimizer = inner
+        if any(bound is optimizer for bound, _ in self._bound):
+            raise ValueError("this optimizer is already bound to this handle")
+        self._run.bound = True
+        first = not self._bound
+
+        def condition(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            if closure is None:
+                self._step(optimizer, counts=first)
+                return None
+
+            def conditioned() -> Any:
+                loss = closure()
+                self._step(optimizer, counts=first)
+                return loss
+
+            # The closure computes the gradients, so it has to be followed, not preceded.
+            return (args[:1], {**kwargs, "closure": conditioned})
+
+        self._bound.append((optimizer, optimizer.register_step_pre_hook(condition)))
+        return self
+
+    def step(self) -> None:
+        """Condition every gradient by what its weight has gathered since the last step; for `when="step"` without `bind`."""
+        self._needs_step("step")
+        if self._bound:
+            raise RuntimeError("an optimizer is bound to this handle and conditions its gradients itself")
+        self._step(None)
+
+    def discard(self) -> None:
+        """Forget what was gathered since the last step: after a skipped step under FSDP2; elsewhere that is noticed."""
+        self._needs_step("discard")
+        for site in self._sites.values():
+            for moment in site.moments.values():
+                moment.clear()
+
+    def _needs_step(self, name: str) -> None:
+        if self._run.options.when != "step":
+            raise RuntimeError(f"handle.{name} is for when='step'; with when='backward' the gradients are already conditioned")
+        if not self._sites:
+            raise ValueError("this handle is detached")
+
+    def _step(self, optimizer: torch.optim.Optimizer | None, *, counts: bool = True) -> None:
+        only = None if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        condition_gradients(self._sites, only)
+        self._run.steps += counts
+        self._run.bound = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands: counters, the damping if it is a number, and running averages; for `torch.save`."""
+        run = self._run
+        strength = run.damping if isinstance(run.damping, float) else None
+        return {
+            "format": 1,
+            "backward_passes": run.backward_passes,
+            "steps": run.steps,
+            "damping": run.damping.ratio if isinstance(run.damping, Relative) else strength,
+            "relative": isinstance(run.damping, Relative),
+            "curvature": {
+                name: {tuple(where): moment.state() for where, moment in site.moments.items()}
+                for name, site in self._sites.items()
+                if site.moments
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was made; the model must be attached in the same way. A damping schedule stays as it is."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
+        if "format" not in state or not isinstance(state["format"], int) or state["format"] != 1:
+            raise ValueError(f"this is not the state of a handle that this version can read: format {state.get('format')!r}")
+        missing = [name for name in ("backward_passes", "steps", "damping", "relative", "curvature") if name not in state]
+        if missing:
+            raise ValueError(f"the state is not whole: {', '.join(missing)} missing")
+        curvatures, damping = state["curvature"], state["damping"]
+        if not isinstance(curvatures, Mapping) or not all(isinstance(saved, Mapping) for saved in curvatures.values()):
+            raise TypeError(f"the curvature in a state must be a mapping of mappings, got {curvatures!r}")
+        unknown = sorted(str(name) for name in set(curvatures) - set(self._sites))
+        if unknown:
+            raise ValueError(f"the state has layers that are not attached here: {', '.join(map(repr, unknown))}")
+        # Everything is looked at before anything is changed.
+        passes, steps = (check_count(f"{name} of the state", state[name], 0) for name in ("backward_passes", "steps"))
+        if damping is not None:
+            damping = Relative(damping) if state["relative"] is True else check(damping, "the state's damping")
+        run = self._run
+        run.backward_passes, run.steps = passes, steps
+        run.damping = run.damping if damping is None else damping
+        for name, site in self._sites.items():
+            site.moments = {}
+            for where, saved in curvatures.get(name, {}).items():
+                site.moments[WeightSlice(*where)] = moment = Moment()
+                moment.load(saved, device=next(site.module.parameters()).device)
+
+    def detach(self) -> None:
+        """Give the layers of this handle their own forward pass back."""
+        if not self._sites:
+            raise ValueError("this handle is already detached")
+        for name, site in self._sites.items():
+            if vars(site.module).get("forward") is not site:
+                raise ValueError(f"layer {name!r} is no longer attached by this handle; isaac_newton.detach(model) removes all")
+        for site in self._sites.values():
+            del site.module.__dict__["forward"]
+        for _, hook in self._bound:
+            hook.remove()
+        self._sites, self._bound = {}, []
+
+    def __repr__(self) -> str:
+        self._settle()
+        return report.table(self._model, self._run, self._sites, self._skipped)
+
+    def _settle(self) -> None:
+        if sum(site.statistics.settle() for site in self._sites.values()):
+            self._run.warn_about_failure()
+
+    def _collect_output_gradients(self, output: Tensor, likelihood: Likelihood, terms: int | Tensor) -> None:
+        run = self._run
+        weights = [p for site in self._sites.values() for p in site.module.parameters() if p.requires_grad]
+        with _collecting(run):
+            if run.options.output_curvature == "exact":
+                scale = terms**-0.5
+                columns = likelihood.root(output.detach())
+            else:
+                scale = (terms * run.options.samples) ** -0.5
+                columns = (likelihood.sample(output.detach()) for _ in range(run.options.samples))
+            for column in columns:
+                torch.autograd.grad(output, weights, grad_outputs=column * scale, retain_graph=True, allow_unused=True)
+
+
+@contextlib.contextmanager
+def _collecting(run: Run) -> Iterator[None]:
+    run.collecting = True
+    try:
+        yield
+    finally:
+        run.collecting = False
+
+
+def _check_output(output: object) -> None:
+    if not isinstance(output, Tensor):
+        raise TypeError(f"output must be the tensor the loss was computed from, got {type(output).__name__}")
+    if not output.requires_grad:
+        raise ValueError(
+            "output has no graph to backpropagate through: compute it with gradients enabled, and do not detach it"
+        )
+
+
+def listed(candidates: Iterable[str], most: int = 40) -> str:
+    """Names for a message, not too many."""
+    names = [repr(name) for name in candidates]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

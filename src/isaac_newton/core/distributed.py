@@ -1,0 +1,112 @@
+"""Ranks and shards: whose rows count together, and which part of a gradient is here."""
+
+import sys
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from isaac_newton.torch_private import first_global_row
+
+__all__ = ["Ranks", "first_row", "is_sharded", "keep_own_part", "local", "whole"]
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Spec = TypeVar("_Spec")
+
+
+class Ranks:
+    """The processes whose batches form one batch. Copies share it; pickled, it is the default group again.
+
+    Args:
+        group: A process group of `torch.distributed`; None for the default one, as soon as there is one.
+    """
+
+    def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
+        self._group = group
+
+    @property
+    def count(self) -> int:
+        """How many there are; 1 where nothing is distributed."""
+        return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
+
+    def all_rows(self, r: Float[Tensor, "groups rows features"]) -> Float[Tensor, "groups all features"]:
+        """The rows of all ranks, in their order; each rank may have a different number."""
+        if self.count == 1:
+            return r
+        counts = [torch.zeros(1, dtype=torch.int64, device=r.device) for _ in range(self.count)]
+        dist.all_gather(counts, torch.tensor([r.shape[1]], device=r.device), group=self._group)
+        sizes = [int(size) for size in counts]
+        # Collectives want equal shapes.
+        padded = torch.zeros(r.shape[0], max(sizes), r.shape[2], dtype=r.dtype, device=r.device)
+        padded[:, : r.shape[1]] = r.detach()
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded, group=self._group)
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+
+    def add(self, *tensors: Tensor) -> None:
+        """Replace each tensor by its sum over the ranks."""
+        if self.count > 1:
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=self._group)
+
+    def union(self, known: Mapping[_Key, _Spec], *, news: bool) -> dict[_Key, _Spec]:
+        """What any rank knows, in one order for all; exchanged only if some rank has `news`."""
+        if self.count == 1:
+            return dict(known)
+        device = torch.device("cuda") if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
+        anyone = torch.tensor([int(news)], device=device)
+        dist.all_reduce(anyone, op=dist.ReduceOp.MAX, group=self._group)
+        merged = dict(known)
+        if anyone.item():
+            everyone: list[dict[_Key, _Spec]] = [{} for _ in range(self.count)]
+            dist.all_gather_object(everyone, merged, group=self._group)
+            for part in everyone:
+                merged |= part
+        return dict(sorted(merged.items(), key=lambda item: repr(item[0])))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Ranks":
+        return self
+
+    def __reduce__(self) -> tuple[type["Ranks"], tuple[()]]:
+        return Ranks, ()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a `DTensor`. Importing that takes a moment, and where nobody has there is none."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def first_row(tensor: Any) -> int:
+    """Where in the whole tensor the rows of this rank begin."""
+    from torch.distributed.tensor import Shard
+
+    if any(isinstance(placement, Shard) and placement.dim != 0 for placement in tensor.placements):
+        raise ValueError(
+            f"a gradient placed as {tensor.placements} splits the features of a layer; when='step' needs whole rows, Shard(0)"
+        )
+    return first_global_row(tensor)
+
+
+def local(tensor: Any) -> Tensor:
+    """The part of a sharded tensor that is here; writing to it changes the tensor."""
+    part: Tensor = tensor.to_local()
+    return part
+
+
+def whole(tensor: Any) -> Tensor:
+    """All of a sharded tensor; every rank must ask."""
+    full: Tensor = tensor.full_tensor()
+    return full
+
+
+def keep_own_part(tensor: Any, full: Tensor) -> None:
+    """Write this rank's part of `full`, which all ranks have, into a sharded tensor."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = tensor.device_mesh
+    everywhere = DTensor.from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    tensor.to_local().copy_(everywhere.redistribute(mesh, tensor.placements).to_local())

@@ -1,0 +1,408 @@
+"""Where ζ* or ζ takes the place of a weight's gradient: two autograd Functions, and `apply`, where every adapter ends.
+
+`_Weights` hands weights out under other names and conditions what comes back, before autograd shows it to anybody. `_Layer` is
+a layer whose backward pass is ours: a linear layer all of whose rows feed its conditioner, ζ, and captured steps.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from isaac_newton import torch_private
+from isaac_newton.core import traced
+from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
+from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.operations import LINEAR, Operation
+from isaac_newton.core.outputs import condition_outputs, output_conditioner
+from isaac_newton.core.rows import Arrange, Layout, as_rows, cast, rows, sequence
+from isaac_newton.core.use import Alone, Use, conditioners, has_own_form
+from isaac_newton.kernels import streams
+from isaac_newton.torch_private import full_precision
+
+__all__ = ["apply", "condition", "hand_out"]
+
+#: `operation(input, weight, bias)`.
+Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+#: In a captured step so many uses start together: each branch that leaves the main chain takes time there.
+_TOGETHER = 8
+#: The most frequent one.
+_SEQUENCE = Layout(sequence)
+
+
+class _Conditions(Protocol):
+    def condition(
+        self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
+    ) -> Sequence[Tensor | None]: ...
+
+
+def apply(
+    operation: Forward,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    layer: ConditionedLayer,
+    arrange: Arrange = sequence,
+    *,
+    transposed: bool = False,
+) -> Tensor:
+    """`operation(x, weight, bias)`, bit for bit; the gradient of the weight will be conditioned.
+
+    Args:
+        operation: What the layer computes; where it is an `Operation`, its gradients can be had one by one.
+        x: What the layer received.
+        weight: (outputs, *features), or with `transposed` (features, *outputs).
+        bias: One number per output.
+        layer: Which layer it is.
+        arrange: How the input becomes rows.
+        transposed: Whether dimension 0 of the weight holds the features.
+    """
+    if traced.is_traced():
+        return traced.apply(operation, x, weight, bias, layer, arrange, transposed)
+    run = layer.run
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return operation(x, weight, bias)
+    use = _use_of(operation, x, weight, bias, layer, arrange, transposed)
+    if run.row_observer is not None:
+        observe(use)
+    elif use.own or _takes_apart(operation, use):
+        _note(use, weight, bias)
+        output: Tensor = torch_private.call(_Layer, x, weight, bias, operation, use)
+        return output
+    elif layer.bucket is not None and _can_share(layer, use, weight):
+        bucket, number = layer.bucket
+        _note(use, weight, None)
+        output = operation(x, bucket.take(use, weight, number, _open), bias)
+        _give_to_graph(use, output)
+        return output
+    else:
+        weight, bias = _alone(use, weight, bias)
+    return operation(x, weight, bias)
+
+
+def condition(
+    weight: Tensor,
+    bias: Tensor | None,
+    input: Tensor,
+    site: ConditionedLayer,
+    *,
+    arrange: Arrange = sequence,
+    transposed: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """`weight` and `bias`, unchanged but for what a backward pass leaves in their `.grad`: the conditioned gradient.
+
+    Args:
+        weight: (outputs, *features), or with `transposed` (features, *outputs); with groups, the groups come first in
+            dimension 0.
+        bias: One number per output; returned as it is unless `bias="joint"`.
+        input: What the layer received.
+        site: The layer's site.
+        arrange: Brings `input` into the shape (groups, samples, *positions, *features), and says how many dimensions are
+            positions; the default takes the last dimension for the features.
+        transposed: Whether dimension 0 of the weight holds the features.
+    """
+    if not isinstance(site, ConditionedLayer):
+        raise TypeError(f"site must be what the adapter was called with, got {type(site).__name__}")
+    for name, tensor in (("weight", weight), ("bias", bias), ("input", input)):
+        if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if weight.is_complex():
+        raise TypeError(f"weight must be real, got {weight.dtype}: conditioners are made from real inputs")
+    if traced.is_traced():
+        return traced.condition(weight, bias, input, site, arrange, transposed)
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return weight, bias
+    use = _use_of(None, input, weight, bias, site, arrange, transposed)
+    if site.run.row_observer is not None:
+        observe(use)
+        return weight, bias
+    return _alone(use, weight, bias)
+
+
+def hand_out(weight: Tensor, conditions: _Conditions, saved: Tensor | None = None) -> Tensor:
+    """The weight under another name: what comes back goes through `conditions`."""
+    name: Tensor = torch_private.call(_Weights, conditions, saved, weight)[0]
+    return name
+
+
+def observe(use: Use) -> None:
+    """Show the rows of a use to whoever asked for them."""
+    with torch.no_grad():
+        r = rows([use])[0].r.detach()
+    assert use.layer.run.row_observer is not None
+    use.layer.run.row_observer(use.layer, r if r.dim() == 3 else r[None])
+
+
+def is_joint(bias: Tensor | None, layer: ConditionedLayer) -> bool:
+    """Whether the bias is conditioned with the weight."""
+    return layer.run.options.bias == "joint" and bias is not None and bias.requires_grad
+
+
+def _give_to_graph(use: Use, output: Tensor) -> None:
+    """The graph of a call owns its use. A view that is changed in place gets another node, and its base keeps the old one."""
+    base = torch_private.base(output)
+    node = (output if base is None or base.grad_fn is None else base).grad_fn
+    if node is not None:
+        owned: Any = node.metadata
+        owned[Use] = use
+
+
+def _use_of(
+    operation: Forward | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    layer: ConditionedLayer,
+    arrange: Arrange,
+    transposed: bool,
+) -> Use:
+    """One call of a layer."""
+    run, joint = layer.run, is_joint(bias, layer)
+    own = operation is LINEAR and has_own_form(x, layer, arrange)
+    outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
+    where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
+    plain = arrange is sequence and not (transposed or joint)
+    layout = _SEQUENCE if plain else Layout(arrange, transposed, joint)
+    return Use(layer, layout, x, run.mask, own, outputs, where)
+
+
+def _takes_apart(operation: Forward, use: Use) -> bool:
+    """Whether the weight's gradient is formed beside the chain of input gradients, in a captured step."""
+    if use.layer.run.capture is None or use.layout.joint or not isinstance(operation, Operation):
+        return False
+    options = use.layer.run.options
+    few = options.sharing == "reduce" or options.max_rows is not None
+    return few and options.when == "backward" and options.ranks is None
+
+
+def _can_share(layer: ConditionedLayer, use: Use, weight: Tensor) -> bool:
+    """Whether a weight may be in a bucket with others; if not, it has a node of its own."""
+    assert layer.bucket is not None
+    bucket, number = layer.bucket
+    run = layer.run
+    return (
+        bucket.weights[number] is weight  # not parametrized, not FSDP2's, not swapped
+        and _has_few_rows(use)
+        and not use.layout.joint
+        and not run.alone
+        and run.options.ranks is None  # collectives need one order on all ranks
+        and run.capture is None
+        and not torch_private.saves_elsewhere()
+        and not torch_private.differentiates_forward()
+        and not torch_private.has_backward_hooks(layer.module)
+    )
+
+
+def _has_few_rows(use: Use) -> bool:
+    """Whether the rows of many uses may be there at once: they are few, or the inputs themselves."""
+    options = use.layer.run.options
+    if options.sharing == "reduce" or options.max_rows is not None or options.when == "step":
+        return True
+    return use.own or (use.layout.arrange is sequence and use.mask is None and not use.layout.joint)
+
+
+def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
+    """A use waits for its conditioner; in a captured step it begins now, beside the main chain."""
+    run = use.layer.run
+    if run.capture is not None:
+        run.capture.uses.update([id(weight), id(bias)])
+        with full_precision(use.input), torch.no_grad():
+            _begin(use)
+    elif torch_private.saves_elsewhere():
+        use.kept = None  # autograd saves it, as whoever hooks it wants
+    elif use.own or (use.slice is None and run.options.ranks is None and _has_few_rows(use)):
+        use.wait()
+
+
+def _begin(use: Use) -> None:
+    """In a captured step: its inputs are all that a conditioner waits for."""
+    run = use.layer.run
+    assert run.capture is not None
+    if use.own:
+        reference = run.capture.first.get(use.key)
+        first = None if reference is None else reference()
+        if first is not None:
+            use.made, use.branch = first.made, first.branch
+            return
+        with streams.beside(use.layer, use.input):
+            (use.made,) = conditioners([use], early=True)
+        use.branch = use.layer
+        run.capture.remember(use.key, use)
+        return
+    use.branch = run
+    use.wait()
+    if len(run.waiting) >= _TOGETHER:
+        begin_all(use)
+
+
+def begin_all(use: Use) -> None:
+    """In a captured step: the conditioners of all waiting uses, on one branch."""
+    run = use.layer.run
+    together = [each for reference in run.waiting if (each := reference()) is not None]
+    together = together if use in together else [use, *together]
+    run.waiting.clear()
+    with streams.beside(run, *(each.input for each in together)):
+        for each, made in zip(together, conditioners(together, early=True), strict=True):
+            each.made = made
+
+
+def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A node for this weight, and the bias where that is conditioned jointly."""
+    joint, elsewhere = use.layout.joint, torch_private.saves_elsewhere()
+    x = use.input
+    _note(use, weight, bias if joint else None)
+    tensors = (weight, bias) if joint else (weight,)
+    names = torch_private.call(_Weights, Alone(use), x if elsewhere else None, *tensors)
+    return names[0], names[1] if joint else bias
+
+
+def _open(*args: object) -> Sequence[Tensor]:
+    names: Sequence[Tensor] = torch_private.call(_Weights, *args)
+    return names
+
+
+class _Weights(torch.autograd.Function):
+    """Weights under other names: what comes back is conditioned before autograd shows it to anybody."""
+
+    @staticmethod
+    def forward(ctx: Any, conditions: _Conditions, saved: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.conditions, ctx.has_saved = conditions, saved is not None
+        ctx.set_materialize_grads(False)
+        if saved is not None:
+            ctx.save_for_backward(saved)
+        # Autograd makes views of what is returned as it came.
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        nodes = ctx.next_functions[1 if ctx.has_saved else 0 :]
+        wanted = [node is None or torch_private.will_compute(node) for node, _ in nodes]
+        saved = ctx.saved_tensors[0] if ctx.has_saved else None
+        return None, None, *ctx.conditions.condition(gradients, saved, wanted)
+
+    @staticmethod
+    def jvp(ctx: Any, conditions: None, saved: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
+
+
+class _Layer(torch.autograd.Function):
+    """A layer whose backward pass is ours."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operation: Operation, use: Use) -> Tensor:
+        ctx.operation, ctx.use, ctx.bias, ctx.dtypes = operation, use, bias, (x.dtype, weight.dtype)
+        if use.layer.run.capture is not None:
+            ctx.parameter = weight
+            half = _half_type(weight)
+            if half is not None:
+                # As autocast has it, and then for the backward pass too: there it would be one more kernel in the chain.
+                x, weight = (x if use.own else cast(x, half)), cast(weight, half)
+                bias = bias if bias is None else cast(bias, half)
+        ctx.save_for_backward(x, weight)
+        if torch_private.differentiates_forward():
+            ctx.save_for_forward(x, weight)
+        return operation(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), use, operation = ctx.saved_tensors, ctx.use, ctx.operation
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        run = use.layer.run
+        grad_input = grad_weight = grad_bias = None
+        if run.capture is not None and not run.collecting:
+            gradients = _beside(ctx, g, x, weight, needs_bias)
+            if needs_input:
+                with full_precision(g):
+                    grad_input = cast(operation.input_gradient(g, x, weight), ctx.dtypes[0])
+            return grad_input, *gradients, None, None
+        if needs_input:
+            name = _conditioned_again(ctx, x, weight) if needs_weight and torch.is_grad_enabled() else weight
+            grad_input = cast(operation.input_gradient(g, x, name), ctx.dtypes[0])
+        if run.collecting:
+            _collect(use, as_rows(g))
+            return grad_input, None, None, None, None
+        if needs_weight and torch_private.will_compute(ctx.next_functions[1][0]):
+            grad_weight, grad_bias = _own_gradients(use, as_rows(g), x, ctx.dtypes[1], needs_bias and use.layout.joint)
+        if not torch_private.keeps_graph():
+            use.kept = None
+        if needs_bias and grad_bias is None:
+            grad_bias = cast(operation.bias_gradient(g), ctx.dtypes[1])
+        return grad_input, grad_weight, grad_bias, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, x_tangent: Any, weight_tangent: Any, bias_tangent: Any, *rest: Any) -> Tensor:
+        x, weight = ctx.saved_tensors
+        return traced.tangent_of_linear(x, weight, x_tangent, weight_tangent, bias_tangent)
+
+
+def _conditioned_again(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    """The weight for an input gradient that will be differentiated: what comes back of it is conditioned too.
+
+    So the whole gradient of a weight is multiplied by its conditioner, that of a gradient penalty included.
+    """
+    if ctx.use.layer.run.conditions_outputs or not weight.requires_grad:
+        return weight
+    use = dataclasses.replace(ctx.use, own=False, kept=x, made=None)
+    tensors = (weight, ctx.bias) if use.layout.joint else (weight,)
+    name: Tensor = torch_private.call(_Weights, Alone(use), None, *tensors)[0]
+    return name
+
+
+def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bool) -> tuple[Tensor, Tensor | None]:
+    """ζ* or ζ of a linear layer, and the gradient of its bias where that is conditioned jointly."""
+    use.kept = x
+    if use.layout.joint and not joint:
+        use.layout = dataclasses.replace(use.layout, joint=False)
+    with full_precision(x):
+        plain = g
+        if use.layer.run.conditions_outputs:
+            use.layer.run.enter_pass()
+            g = condition_outputs(use, g)
+        made = use.conditioner()
+        conditioned = multiply_own(g, made)
+        use.saw(made, lambda: multiply_own(plain, Conditioner(made.rows)), conditioned)
+        conditioned = cast(conditioned, dtype)
+    return (conditioned[:, :-1], conditioned[:, -1]) if joint else (conditioned, None)
+
+
+def _collect(use: Use, g: Tensor) -> None:
+    """An extra pass for ζ: its output gradients are ḡ."""
+    use.gbar = [*(use.gbar or ()), g]
+    if use.layer.run.capture is not None:
+        with streams.beside(use.branch, g):
+            use.output = output_conditioner(use, g)
+
+
+def _half_type(weight: Tensor) -> torch.dtype | None:
+    """The type in which the layer will multiply by this weight if that has half precision, else None."""
+    kind, dtype = weight.device.type, weight.dtype
+    if torch_private.is_autocast_on() and torch.is_autocast_enabled(kind) and dtype is not torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
+
+
+def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
+    """In a captured step: the gradients of weight and bias on a branch beside the chain of input gradients."""
+    use, parameter, bias = ctx.use, ctx.parameter, ctx.bias
+    run, joint = use.layer.run, needs_bias and use.layout.joint
+    if use.made is None:
+        begin_all(use)
+    run.enter_pass()
+    with streams.beside(use.branch, x, g), full_precision(g):
+        if use.own:
+            grad_weight, grad_bias = _own_gradients(use, as_rows(g), x, parameter.dtype, joint)
+        else:
+            plain = cast(ctx.operation.weight_gradient(g, x, weight), parameter.dtype)
+            made = use.conditioner()
+            matrix = use.layout.matrix(plain, None, len(made.rows.r) if made.rows.r.dim() == 3 else 1)
+            (done,) = multiply([matrix], [made], in_place=True)
+            use.saw(made, lambda: matrix, done)
+            grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None
+        grad_weight = streams.laid_out(grad_weight, parameter)
+        if needs_bias and grad_bias is None:
+            grad_bias = cast(ctx.operation.bias_gradient(g), bias.dtype)
+    parameters = [parameter, bias] if needs_bias else [parameter]
+    streams.join_gradients(use.branch, run.capture.uses, parameters, (grad_weight, grad_bias), joint=joint)
+    return grad_weight, grad_bias

@@ -1,0 +1,215 @@
+"""A conditioned layer: what stands in for its forward pass, which options it shares, what it has gathered and seen."""
+
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from isaac_newton import torch_private
+from isaac_newton.core.distributed import is_sharded
+from isaac_newton.core.moments import Moment, WeightSlice
+from isaac_newton.core.options import Run
+from isaac_newton.core.rows import Rows
+from isaac_newton.core.statistics import Statistics
+from isaac_newton.math import equations
+
+if TYPE_CHECKING:
+    from isaac_newton.core.use import Bucket
+
+__all__ = ["ConditionedLayer", "child", "layer_of"]
+
+_NUMBERS = itertools.count()
+_LAYERS: "weakref.WeakValueDictionary[int, ConditionedLayer]" = weakref.WeakValueDictionary()
+
+
+def layer_of(number: int) -> "ConditionedLayer":
+    """The layer with this number: operators of compiled code take numbers and tensors only."""
+    return _LAYERS[number]
+
+
+class ConditionedLayer:
+    """One conditioned layer: its name, the run that it belongs to, its own statistics. Public as `isaac_newton.Site`.
+
+    Args:
+        name: As the model names it.
+        run: Shared by all layers of one attachment.
+        module: The layer itself, whose `forward` this stands in for; None where a layer calls us by itself.
+        adapter: Called with the module, this, and the arguments of `forward`.
+        parts: Submodules whose weights the adapter conditions too.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Run,
+        module: nn.Module | None = None,
+        adapter: Callable[..., Any] | None = None,
+        parts: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        self.name = name
+        self.run = run
+        self._module = module
+        self.adapter = adapter
+        self.parts = dict(parts or {})
+        self.statistics = Statistics()
+        #: With `when="step"`: what each matrix of the layer has gathered.
+        self.moments: dict[WeightSlice, Moment] = {}
+        #: The bucket of its weight, and the number of the weight there.
+        self.bucket: tuple[Bucket, int] | None = None
+        self._identities: dict[str, int] | None = self._find_identities()
+        self._versions: dict[str, int] = {}
+        self._enroll()
+
+    @property
+    def module(self) -> nn.Module:
+        """The layer itself."""
+        if self._module is None:
+            raise TypeError("when='step' needs a layer that was attached with isaac_newton.attach")
+        return self._module
+
+    def _enroll(self) -> None:
+        self.number = next(_NUMBERS)
+        _LAYERS[self.number] = self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has parameters of its own, which are not there yet while it is made.
+        return {**self.__dict__, "_identities": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._enroll()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's forward pass: conditioned in training mode, the original one otherwise."""
+        module, adapter = self._module, self.adapter
+        assert module is not None
+        assert adapter is not None
+        if module.training and torch.is_grad_enabled():
+            return adapter(module, self, *args, **kwargs)
+        return type(module).forward(module, *args, **kwargs)
+
+    def fell_back(self, failures: int | Tensor = 1) -> None:
+        """A factorization failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
+        if isinstance(failures, Tensor):
+            self.statistics.count_on_device(failures)
+        else:
+            self.statistics.fallbacks += failures
+            self.run.warn_about_failure()
+
+    def saw(
+        self,
+        rows: Rows,
+        damping: float | Tensor,
+        outputs: int,
+        plain: Callable[[], Tensor],
+        conditioned: Tensor,
+        *,
+        own: bool,
+    ) -> None:
+        """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
+        r = rows.r
+        groups = len(r) if r.dim() == 3 else 1
+        sizes = (rows.total, r.shape[-2], r.shape[-1], outputs)
+        self.statistics.note_sizes(self.run.backward_passes, *sizes, groups=groups, own_rows=own)
+        if self.run.inspecting:
+            self.inspect(lambda: equations.spectrum(r), damping, plain(), conditioned)
+
+    def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
+        """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.
+
+        Only where values are there to be looked at: not in captured steps and `torch.func`.
+        """
+        run = self.run
+        if torch_private.has_values(plain) and run.capture is None:
+            occasion = run.steps if run.options.when == "step" else run.backward_passes
+            self.statistics.inspect(occasion, values(), float(damping), plain, conditioned)
+
+    # ------------------------------------------------------------------------------------------ when="step"
+
+    def slice(self, weight: Tensor, *, transposed: bool = False, bias: Tensor | None = None) -> WeightSlice | None:
+        """With `when="step"`: which parameter of the layer this weight is, or is some rows of."""
+        if self.run.options.when != "step":
+            return None
+        name, start, stop = _find(self.module, weight)
+        bias_name = None if bias is None else _find(self.module, bias)[0]
+        return WeightSlice(name, start, stop, transposed=transposed, bias=bias_name)
+
+    def gather(self, where: WeightSlice, rows: Rows, gradient: Tensor) -> None:
+        """Keep rows for the step, unless the next step will not look at them; the gradient stays as it is."""
+        self.run.enter_pass()
+        r = rows.r if rows.r.dim() == 3 else rows.r[None]
+        groups, count, features = r.shape
+        where = where._replace(groups=groups)
+        outputs = gradient.numel() // max(groups * (features - (where.bias is not None)), 1)
+        self.statistics.note_sizes(
+            self.run.backward_passes, rows.total, count, features, outputs, groups=groups, own_rows=False
+        )
+        if self.gathers(where):
+            self.moment(where).add_rows(r, keep=self.run.options.keeps_rows)
+
+    def gathers(self, where: WeightSlice) -> bool:
+        """Whether the next step will look at what the backward passes before it gather."""
+        moment, options = self.moments.get(where), self.run.options
+        return options.decay > 0 or moment is None or moment.conditioner is None or moment.age >= options.refresh
+
+    def moment(self, where: WeightSlice) -> Moment:
+        """That of one matrix, ready to gather in the current backward pass."""
+        moment = self.moments.setdefault(where, Moment())
+        if moment.enter(torch_private.current_pass()):
+            torch_private.after_backward(lambda: self._leave(where))
+            # A pass that starts from an empty gradient starts from nothing here too, so a batch whose step was skipped (an
+            # overflow under a `GradScaler`) leaves no trace.
+            if moment.gathered and self._is_empty(where):
+                moment.clear()
+                self.run.warn_about_dropped()
+        return moment
+
+    def _find_identities(self) -> dict[str, int]:
+        """The parameters whose `.grad` tells whether anything was accumulated: those that the layer computes with.
+
+        Under FSDP2 the optimizer holds others, and gradients wait in places of its own.
+        """
+        parameters = () if self._module is None else self._module.named_parameters()
+        return {name: id(parameter) for name, parameter in parameters if not is_sharded(parameter)}
+
+    def _is_empty(self, where: WeightSlice) -> bool:
+        """Whether surely no gradient was accumulated since the last step: there is none, or it was set to zero."""
+        parameter = self.module.get_parameter(where.parameter)
+        self._identities = self._find_identities() if self._identities is None else self._identities
+        if id(parameter) != self._identities.get(where.parameter):
+            return False
+        gradient = parameter.grad
+        if gradient is None:
+            return True
+        if torch_private.version(gradient) == self._versions.get(where.parameter):
+            return False  # as the last backward pass left it: looking would wait for the device
+        return not (torch_private.sparse_parts(gradient)[0] if gradient.is_sparse else gradient).any().item()
+
+    def _leave(self, where: WeightSlice) -> None:
+        """A backward pass is over: remember how it leaves the gradient."""
+        gradient = self.module.get_parameter(where.parameter).grad
+        self._versions[where.parameter] = -1 if gradient is None else torch_private.version(gradient)
+
+
+def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:
+    """The name of the parameter that this tensor is, or a slice of whose rows it is, and which rows."""
+    for name, parameter in module.named_parameters():
+        if tensor is parameter:
+            return name, 0, len(parameter)
+        whole = torch_private.base(tensor) is parameter
+        if whole and tensor.stride() == parameter.stride() and tensor.shape[1:] == parameter.shape[1:]:
+            start, rest = divmod(int(tensor.storage_offset() - parameter.storage_offset()), parameter.stride(0))
+            if rest == 0:
+                return name, start, start + len(tensor)
+    raise RuntimeError(
+        f"a weight of this {type(module).__name__} is neither a parameter nor some rows of one, so when='step' does not know "
+        "whose gradient to condition; use when='backward'"
+    )
+
+
+def child(name: str, part: str) -> str:
+    """The name of a part of a layer, as the model names it."""
+    return f"{name}.{part}" if name else part

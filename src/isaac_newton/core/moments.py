@@ -1,0 +1,145 @@
+"""The curvature that one weight gathers over micro-batches, ranks and steps, for `when="step"`."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from isaac_newton.core.distributed import Ranks
+
+__all__ = ["Moment", "WeightSlice"]
+
+
+class WeightSlice(NamedTuple):
+    """Which gradient a moment belongs to: rows `start` to `stop` of a parameter of the layer, and how to read them.
+
+    `groups` is 0 where the curvature is diagonal: the rows of an embedding are divided, not multiplied by a matrix.
+    """
+
+    parameter: str
+    start: int
+    stop: int
+    groups: int = 1
+    transposed: bool = False
+    bias: str | None = None
+
+
+class Moment:
+    """The second moment of a layer's rows, Σ rᵀr: what was gathered since the last step, and what lasts beyond it.
+
+    Few rows are kept as they are, which is cheaper than their products. Of one-hot rows (an embedding's) only the diagonal is
+    kept, the counts of the tokens.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Float[Tensor, "groups rows features"]] = []
+        #: (groups, features, features) or, for counts, (tokens,)
+        self.sum: Tensor | None = None
+        self.count: float | Tensor = 0
+        #: Running average of the second moment, and how much of it is there: 1 − decayᵗ after t steps.
+        self.average: Tensor | None = None
+        self.weight: Tensor | None = None
+        #: What the average last made of a gradient, with which damping, and for how many steps it has.
+        self.conditioner: Tensor | None = None
+        self.damping: float | Tensor = 0.0
+        self.age = 0
+        #: The dtype of the rows; shape and dtype of the sum, and whether the other ranks know them.
+        self.dtype: torch.dtype | None = None
+        self.form: tuple[tuple[int, ...], torch.dtype] | None = None
+        self.announced = False
+        self._task = -1
+
+    @property
+    def gathered(self) -> bool:
+        """Whether there is anything new since the last step."""
+        return bool(self.rows) or self.sum is not None
+
+    def enter(self, task: int) -> bool:
+        """Note the backward pass that gathers, and return whether it is another one than before."""
+        if task == self._task:
+            return False
+        self._task = task
+        return True
+
+    def add_rows(self, r: Float[Tensor, "groups rows features"], *, keep: bool) -> None:
+        """Gather rows; with `keep` as copies of them, as long as they are fewer than features."""
+        r = r.detach()
+        self.dtype, self.form = r.dtype, ((r.shape[0], r.shape[2], r.shape[2]), _wide(r.dtype, r.device))
+        self.count = self.count + r.shape[1]
+        if keep and self.sum is None and sum(part.shape[1] for part in self.rows) + r.shape[1] < r.shape[2]:
+            # Whoever owns the input may write the next batch into it before the step.
+            self.rows.append(r.clone())
+            return
+        r, before = r.to(self.form[1]), self.product()
+        self.sum, self.rows = r.mT @ r if before is None else before.baddbmm_(r.mT, r), []
+
+    def add_counts(self, counts: Float[Tensor, " tokens"]) -> None:
+        """Gather how often each token was looked up."""
+        self.form = tuple(counts.shape), counts.dtype
+        self.count = self.count + counts.sum()
+        self.sum = counts if self.sum is None else self.sum + counts
+
+    def all_rows(self) -> Float[Tensor, "groups rows features"]:
+        """The rows, where they were kept."""
+        return self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows, dim=1)
+
+    def product(self) -> Tensor | None:
+        """Σ rᵀr so far; None if nothing was gathered."""
+        if not self.rows:
+            return self.sum
+        r = self.all_rows()
+        r = r.to(_wide(r.dtype, r.device))
+        return r.mT @ r
+
+    def sum_over(self, ranks: Ranks, device: torch.device) -> None:
+        """Make the sum that of all ranks; where nothing was gathered on this one, it takes part with zeros."""
+        assert self.form is not None
+        total = self.product()
+        if total is None:
+            total = torch.zeros(self.form[0], dtype=self.form[1], device=device)
+        count = torch.as_tensor(self.count, dtype=torch.float64, device=device)
+        ranks.add(total, count)
+        self.rows, self.sum, self.count = [], total, count.to(total.dtype)
+
+    def clear(self) -> None:
+        """Forget what was gathered; the average stays."""
+        self.rows, self.sum, self.count = [], None, 0
+
+    def mean(self, decay: float) -> Tensor | None:
+        """The second moment, averaged over steps: takes in what was gathered, unless that is not finite."""
+        total = self.product()
+        if total is not None:
+            fresh = total / self.count
+            finite = fresh.isfinite().all()
+            if self.average is None or self.weight is None:
+                self.average, self.weight = torch.zeros_like(fresh), fresh.new_zeros(())
+            # Nothing here waits for the device.
+            self.average = torch.where(finite, self.average.lerp(fresh, 1 - decay), self.average)
+            self.weight = torch.where(finite, decay * self.weight + (1 - decay), self.weight)
+        if self.average is None or self.weight is None:
+            return None
+        return self.average / self.weight.clamp_min(torch.finfo(self.weight.dtype).tiny)
+
+    def state(self) -> dict[str, Any]:
+        """What lasts from one step to the next."""
+        return {name: getattr(self, name) for name in _LASTING}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """The way back."""
+        for name in _LASTING:
+            value = state[name]
+            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has backward passes of its own: what was gathered in those of the original is not its.
+        return {**self.__dict__, "rows": [], "sum": None, "count": 0, "_task": -1}
+
+
+def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """In which dtype rows are summed up: what is lost there, trace/λ multiplies. Many GPUs are slow beyond float32."""
+    return torch.float64 if device.type == "cpu" else dtype
+
+
+_LASTING = ("average", "weight", "conditioner", "damping", "age", "form")

@@ -1,0 +1,86 @@
+"""What layers compute, and their gradients one by one: captured steps form those of weights beside the chain of the others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from isaac_newton.torch_private import convolution_gradients, no_view
+
+__all__ = ["LINEAR", "Convolution", "Operation"]
+
+
+@runtime_checkable
+class Operation(Protocol):
+    """A function of an input, a weight and a bias."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output."""
+
+    def input_gradient(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """From the output's gradient."""
+
+    def weight_gradient(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """Likewise; of the weight only the form is looked at."""
+
+    def bias_gradient(self, g: Tensor) -> Tensor:
+        """Likewise."""
+
+
+class _Linear:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        output = F.linear(x, weight, bias)
+        if x.dim() == 2 or bias is None:
+            return output
+        return no_view(output)
+
+    def input_gradient(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        # Under autocast g is in the half type while the weight is not: do as torch does, multiply in g's type.
+        return g @ (weight if weight.dtype is g.dtype else weight.to(g.dtype))
+
+    def weight_gradient(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return g.reshape(-1, g.shape[-1]).mT @ x.reshape(-1, x.shape[-1])
+
+    def bias_gradient(self, g: Tensor) -> Tensor:
+        return g.reshape(-1, g.shape[-1]).sum(0)
+
+
+#: `F.linear`, but not a view, as torch returns for other than matrices: a Function's views may not be changed in place.
+LINEAR: Operation = _Linear()
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of batches, in as many dimensions as its stride has; what is padded is zero."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output."""
+        return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, self._none, self.groups)
+
+    def input_gradient(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """From the output's gradient."""
+        return self._gradients(g, x, weight, [True, False, False])[0]
+
+    def weight_gradient(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """Likewise."""
+        return self._gradients(g, x, weight, [False, True, False])[1]
+
+    def bias_gradient(self, g: Tensor) -> Tensor:
+        """Likewise."""
+        return g.sum([dimension for dimension in range(g.dim()) if dimension != 1])
+
+    @property
+    def _none(self) -> list[int]:
+        return [0] * len(self.stride)
+
+    def _gradients(self, g: Tensor, x: Tensor, weight: Tensor, wanted: list[bool]) -> Sequence[Tensor]:
+        how = (self.stride, self.padding, self.dilation, False, self._none, self.groups)
+        return convolution_gradients(g, x, weight, how, wanted)

@@ -1,0 +1,255 @@
+"""What `attach` was told, and where the training that it serves stands."""
+
+import math
+import warnings
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from isaac_newton import torch_private
+from isaac_newton.core.distributed import Ranks
+from isaac_newton.math.damping import Damping, check, number
+
+if TYPE_CHECKING:
+    from isaac_newton.core.conditioner import Conditioner
+    from isaac_newton.core.use import Use
+    from isaac_newton.kernels.streams import Capture
+
+__all__ = [
+    "LIVE",
+    "BiasMode",
+    "Options",
+    "OutputCurvature",
+    "OutputDamping",
+    "Run",
+    "Sharing",
+    "When",
+    "check_choice",
+    "check_count",
+    "draw_seed",
+    "is_kfac",
+]
+
+BiasMode: TypeAlias = Literal["plain", "joint"]
+OutputCurvature: TypeAlias = Literal["sampled", "exact", "empirical"]
+OutputDamping: TypeAlias = Damping | Literal["kfac"]
+Sharing: TypeAlias = Literal["expand", "reduce"]
+When: TypeAlias = Literal["backward", "step"]
+#: Called with a conditioned layer and its rows (groups, rows, features), or the counts of an embedding's tokens.
+RowObserver: TypeAlias = Callable[[Any, Tensor], None]
+
+#: Forward passes whose graphs are dropped leave dead references behind.
+MOST_WAITING = 1024
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `attach` that never change, validated; `ranks` are the processes whose batches count as one."""
+
+    sharing: Sharing = "expand"
+    max_rows: int | None = None
+    bias: BiasMode = "plain"
+    output_curvature: OutputCurvature = "sampled"
+    samples: int = 1
+    when: When = "backward"
+    decay: float = 0.0
+    refresh: int = 1
+    power: float = 1.0
+    ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("sharing", self.sharing, Sharing)
+        check_choice("bias", self.bias, BiasMode)
+        check_choice("output_curvature", self.output_curvature, OutputCurvature)
+        check_choice("when", self.when, When)
+        check_count("samples", self.samples)
+        check_count("refresh", self.refresh)
+        if self.max_rows is not None:
+            check_count("max_rows", self.max_rows)
+        _check_share("decay", self.decay, below_one=True)
+        _check_share("power", self.power)
+        if self.when == "backward" and (self.decay, self.refresh, self.power) != (0.0, 1, 1.0):
+            raise ValueError(
+                f"decay, refresh and power are for when='step', got decay={self.decay}, refresh={self.refresh}, "
+                f"power={self.power} with when='backward'"
+            )
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the rows of this step are all that its conditioner depends on; with ranks or an average they are not."""
+        alone = self.ranks is None or self.ranks.count == 1
+        return alone and self.decay == 0 and self.refresh == 1 and self.power == 1
+
+    def check_outputs(self, output_damping: OutputDamping) -> None:
+        """Refuse what ζ cannot do."""
+        if output_damping == math.inf:
+            return
+        if self.sharing != "expand" or self.max_rows is not None:
+            raise ValueError(
+                f"ζ (output_damping={output_damping}) needs every row: it works with sharing='expand' and max_rows=None, "
+                f"got sharing={self.sharing!r} and max_rows={self.max_rows}; use output_damping=math.inf for ζ*"
+            )
+        if self.when == "step" or self.ranks is not None:
+            raise ValueError(
+                f"ζ (output_damping={output_damping}) conditions each backward pass on its rank: it works with "
+                "when='backward' and without process_group; use output_damping=math.inf for ζ*"
+            )
+
+
+@dataclass(eq=False)
+class Run:
+    """Where training stands: what changes while the options stay. All layers of one attachment share it.
+
+    Attributes:
+        damping: λ_a.
+        output_damping: λ_g; infinite for ζ*.
+        mask: Which positions count.
+        backward_passes: With `steps`, what a damping schedule is called with.
+        bound: Whether somebody conditions the gradients at the step.
+        collecting: True during the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient.
+        inspecting: True while layers record what conditioning does to them.
+        row_observer: Gets the rows of each layer in a forward pass.
+        empirical_scale: Times the square root of its rows, turns a layer's g into ḡ for the empirical Fisher; None: the loss is
+            the mean over as many terms as the layer has rows.
+        capture: Set while a step is captured into a CUDA graph.
+        waiting: Uses whose conditioners nobody has asked for yet; their graphs own them.
+        made: With `process_group`, the conditioners of this pass and their inputs.
+        alone: Whether weights have a node of their own from now on (see `use.Opening`).
+    """
+
+    options: Options = field(default_factory=Options)
+    damping: Damping = 1.0
+    output_damping: OutputDamping = math.inf
+    mask: Tensor | None = None
+    backward_passes: int = 0
+    steps: int = 0
+    bound: bool = False
+    collecting: bool = False
+    inspecting: bool = False
+    row_observer: RowObserver | None = None
+    empirical_scale: float | Tensor | None = None
+    capture: "Capture | None" = None
+    waiting: "list[weakref.ref[Use]]" = field(default_factory=list, repr=False)
+    alone: bool = False
+    made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
+    _warned: bool = field(default=False, repr=False)
+    _pass: int = field(default=-1, repr=False)
+
+    def __post_init__(self) -> None:
+        LIVE.add(self)
+        self.damping = check(self.damping)
+        if not is_kfac(self.output_damping):
+            self.output_damping = check(self.output_damping, "output_damping")
+        self.options.check_outputs(self.output_damping)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
+        return {**self.__dict__, "waiting": [], "made": {}, "bound": False, "_pass": -1}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        LIVE.add(self)
+
+    @property
+    def conditions_outputs(self) -> bool:
+        """Whether this is ζ rather than ζ*."""
+        return self.output_damping != math.inf
+
+    @property
+    def needs_extra_pass(self) -> bool:
+        """Whether ḡ has to be backpropagated beside g."""
+        return self.conditions_outputs and self.options.output_curvature != "empirical"
+
+    @property
+    def step(self) -> int:
+        """Backward passes before the current one, or steps before the current one."""
+        return self.steps if self.options.when == "step" else max(self.backward_passes - 1, 0)
+
+    @property
+    def seed(self) -> int | Tensor:
+        """For drawing rows in the current pass: follows `torch.manual_seed` and leaves torch's own generators alone."""
+        if self.capture is not None:
+            return self.capture.seed
+        return draw_seed(self.backward_passes)
+
+    def enter_pass(self) -> int:
+        """Count the current backward pass, once; returns torch's number of it, which nobody can set."""
+        now = torch_private.current_pass()
+        if now != self._pass:
+            self._pass = now
+            self.backward_passes += 1
+        return now
+
+    def damping_now(self) -> tuple[float | Tensor, bool]:
+        """λ, or ρ, and whether it is ρ, for the current backward pass or step."""
+        strength, relative = number(self.damping, self.step)
+        return (strength if self.capture is None else self.capture.damping), relative
+
+    def output_damping_now(self) -> tuple[float | Tensor, bool]:
+        """The same of the output side."""
+        kfac = is_kfac(self.output_damping)
+        strength, relative = number(self.damping if kfac else self.output_damping, self.step)  # type: ignore[arg-type]
+        if self.capture is not None:
+            return (self.capture.damping if kfac else self.capture.output_damping), relative
+        return strength, relative
+
+    def warn_about_failure(self) -> None:
+        """A factorization failed: said once, for all layers and steps."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "a factorization failed: for this layer and this step it was repeated with a larger damping, or the gradient "
+                "left plain; handle.statistics counts how often per layer",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def warn_about_dropped(self) -> None:
+        """Rows were gathered and never used: normal where a step was skipped, a mistake where none was ever made."""
+        if not self.bound:
+            self.bound = True  # once is enough
+            warnings.warn(
+                "when='step', but nothing was conditioned so far: call handle.bind(optimizer) once, or handle.step() before "
+                "each optimizer.step(); detach a copied or loaded model and attach it again to have its handle",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+#: All that exist: `capture` finds those that a training step uses by the backward passes they count.
+LIVE: "weakref.WeakSet[Run]" = weakref.WeakSet()
+
+
+def draw_seed(backward_passes: int) -> int:
+    """The seed of the rows that are drawn in a backward pass."""
+    return (torch.initial_seed() + 0x9E3779B97F4A7C15 * backward_passes) % 2**63
+
+
+def is_kfac(value: object) -> bool:
+    """Whether an output damping is that of the inputs. Arrays, which are none at all, do not compare."""
+    return isinstance(value, str) and value == "kfac"
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Refuse a value that is not one of a `Literal`'s."""
+    allowed = get_args(choices)
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def check_count(name: str, value: object, least: int = 1) -> int:
+    """Refuse what is not a whole number of at least so much."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+    return value
+
+
+def _check_share(name: str, value: object, *, below_one: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (0 <= value < 1 if below_one else 0 <= value <= 1):
+        raise ValueError(f"{name} must be at least 0 and {'below' if below_one else 'at most'} 1, got {value}")

@@ -1,0 +1,283 @@
+"""What a layer received, and what is computed together: the uses that wait for a conditioner, and the weights of a bucket."""
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isaac_newton import torch_private
+from isaac_newton.core.conditioner import Conditioner, invert, multiply
+from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.moments import WeightSlice
+from isaac_newton.core.options import MOST_WAITING
+from isaac_newton.core.rows import Arrange, Layout, rows, sequence
+
+__all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form"]
+
+#: So many neighbouring weights have one node of the graph between them.
+BUCKET = 16
+_CPU = (-1, 0)
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Use:
+    """One call of a layer. The graph of that call owns it; everybody else has a weak reference.
+
+    Attributes:
+        kept: The input with its graph; None once nobody needs it, and where autograd keeps it elsewhere.
+        own: Whether the layer's own rows are those of its conditioner (see `multiply_own`).
+        slice: With `when="step"`, whose gradient its rows are gathered for.
+        made: The conditioner, of the backward pass `made_in`.
+        gbar: For ζ: the output gradients of the extra passes.
+        output: For ζ in a captured step: the conditioner of the output side.
+        branch: In a captured step, whose stream it runs on.
+    """
+
+    layer: ConditionedLayer
+    layout: Layout
+    kept: Tensor | None
+    mask: Tensor | None
+    own: bool
+    outputs: int
+    slice: WeightSlice | None = None
+    where: tuple[int, int] = _CPU
+    made: Conditioner | None = None
+    made_in: int = -2
+    gbar: list[Tensor] | None = None
+    output: Conditioner | None = None
+    branch: object = None
+
+    @property
+    def input(self) -> Tensor:
+        """What the layer received."""
+        if self.kept is None:
+            raise RuntimeError("Trying to backward through the graph a second time: pass retain_graph=True the first time")
+        return self.kept
+
+    @property
+    def key(self) -> Hashable:
+        """What another use has if its conditioner is this one's."""
+        x = self.input
+        return id(x), torch_private.version(x), self.layout, id(self.mask), self.own
+
+    def wait(self) -> None:
+        """Let the first request of a backward pass compute the conditioner with those of all others."""
+        run, device = self.layer.run, self.input.get_device()
+        if device >= 0:
+            self.where = device, torch_private.raw_stream(device)
+        if len(run.waiting) >= MOST_WAITING:
+            run.waiting[:] = [reference for reference in run.waiting if reference() is not None]
+        run.waiting.append(weakref.ref(self))
+
+    def conditioner(self) -> Conditioner:
+        """That of the current pass. The first request of a pass computes those of all waiting uses."""
+        now = self.layer.run.enter_pass()
+        if torch.is_grad_enabled():
+            return conditioners([self])[0]  # with its graph
+        if self.made is None or (self.made_in != now and self.layer.run.capture is None):
+            self.compute(now)
+        made = self.made
+        assert made is not None
+        if self.layer.run.capture is None:
+            self.made = None  # a second pass through a kept graph asks anew
+        return made
+
+    def compute(self, now: int) -> None:
+        """The conditioners of all that wait on this device and stream, in one go."""
+        if self.layer.run.options.ranks is not None:
+            self.made, self.made_in = self._made_with_ranks(), now
+            return
+        waiting, together, others = self.layer.run.waiting, [], []
+        for reference in waiting:
+            use = reference()
+            if use is not None and use.kept is not None:
+                if use.where == self.where:
+                    together.append(use)
+                else:
+                    others.append(reference)
+        waiting[:] = others
+        # In the order of the forward pass, whoever asks: libraries round by where a matrix lies.
+        together = together if self in together else [self, *together]
+        for use, made in zip(together, conditioners(together), strict=True):
+            use.made, use.made_in = made, now
+
+    def _made_with_ranks(self) -> Conditioner:
+        """Rows of all ranks are gathered once for each input, when its first layer asks, and kept until the pass ends."""
+        made = self.layer.run.made
+        if not made:
+            torch_private.after_backward(made.clear)
+        if self.key not in made:
+            # With the input, so that no other one takes its identity meanwhile.
+            made[self.key] = conditioners([self])[0], self.input
+        return made[self.key][0]
+
+    def saw(self, conditioner: Conditioner, plain: Callable[[], Tensor], conditioned: Tensor) -> None:
+        """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
+        self.layer.saw(conditioner.rows, conditioner.damping, self.outputs, plain, conditioned, own=self.own)
+
+
+def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditioner]:
+    """Stages 1 to 3, once for each key; failures go to the layers' statistics."""
+    first: dict[Hashable, Use] = {}
+    keys = [use.key for use in uses] if len(uses) > 1 else [None]
+    for key, use in zip(keys, uses, strict=True):
+        first.setdefault(key, use)
+    distinct = list(first.values())
+    strength, relative = distinct[0].layer.run.damping_now()
+    found = invert(rows(distinct), strength, relative, early=early)
+    for use, made in zip(distinct, found, strict=True):
+        if isinstance(made.failures, Tensor) or made.failures:
+            use.layer.fell_back(made.failures)
+    by_key = dict(zip(first, found, strict=True))
+    return [by_key[key] for key in keys]
+
+
+def has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
+    """Whether every row of a linear layer feeds its conditioner, so that this can stand between g and a; ζ needs that.
+
+    It saves a product where rows are fewer than features. Else it saves digits: conditioned rows are rounded once, after it.
+    """
+    if x.is_nested or x.layout is not torch.strided:
+        kind = "nested" if x.is_nested else "sparse"
+        raise TypeError(
+            f"layer {layer.name!r} received a {kind} tensor, and conditioners are made of dense rows: give it a dense one, or "
+            "leave the layer out with layers="
+        )
+    run, options = layer.run, layer.run.options
+    if run.mask is not None or options.when == "step" or options.ranks is not None or run.row_observer is not None:
+        return False
+    if options.max_rows is not None and x.numel() > options.max_rows * x.shape[-1]:
+        return False
+    return options.sharing == "expand" or (x.dim() <= 2 and arrange is sequence)
+
+
+class Alone:
+    """One weight under another name, and with it the bias where that is conditioned jointly: a bucket of one."""
+
+    def __init__(self, use: Use) -> None:
+        self.use = use
+
+    def condition(
+        self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Multiply the gradients, or with `when="step"` gather the rows."""
+        use, weight = self.use, gradients[0]
+        bias = gradients[1] if len(gradients) > 1 else None
+        if weight is None or not any(wanted):
+            return list(gradients)
+        if saved is not None:
+            use.kept = saved
+        if use.layout.joint and bias is None and wanted[1]:
+            bias = weight.new_zeros(use.outputs)
+        with torch_private.full_precision(weight):
+            if use.slice is not None:
+                use.layer.gather(use.slice, rows([use])[0], weight)
+                result: list[Tensor | None] = list(gradients)
+            else:
+                made = use.conditioner()
+                groups = len(made.rows.r) if made.rows.r.dim() == 3 else 1
+                matrix = use.layout.matrix(weight, bias, groups)
+                (done,) = multiply([matrix], [made], in_place=False)
+                use.saw(made, lambda: matrix, done)
+                result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
+        if saved is not None or not torch_private.keeps_graph():
+            use.kept = None
+        return result
+
+
+class Opening:
+    """One node of the graph over the weights of a bucket, for one forward pass; plain gradients come back to it together."""
+
+    def __init__(self, size: int) -> None:
+        self.uses: list[weakref.ref[Use] | None] = [None] * size
+
+    def condition(
+        self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
+        result: list[Tensor | None] = [None] * len(gradients)
+        numbers, uses, plain, passed = [], [], [], False
+        for number, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            reference = self.uses[number]
+            use = None if reference is None else reference()
+            if use is None:
+                raise RuntimeError("a layer's graph is gone while its gradient is computed; please report this")
+            if wanted[number]:
+                numbers.append(number)
+                uses.append(use)
+                plain.append(gradient)
+            else:
+                passed = True
+        if uses:
+            with torch_private.full_precision(plain[0]):
+                for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
+                    result[number] = done
+            if not torch_private.keeps_graph():
+                for use in uses:
+                    use.kept = None
+            if passed:
+                # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
+                uses[0].layer.run.alone = True
+        return result
+
+
+def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tensor]:
+    if uses[0].slice is not None:
+        for use, found, gradient in zip(uses, rows(uses), gradients, strict=True):
+            assert use.slice is not None
+            use.layer.gather(use.slice, found, gradient)
+        return list(gradients)
+    made = [use.conditioner() for use in uses]
+    matrices = []
+    for use, one, gradient in zip(uses, made, gradients, strict=True):
+        matrices.append(use.layout.matrix(gradient, None, len(one.rows.r) if one.rows.r.dim() == 3 else 1))
+    inspecting = uses[0].layer.run.inspecting
+    done = multiply(matrices, made, in_place=not (torch.is_grad_enabled() or inspecting))
+    results = []
+    for use, one, gradient, before, after in zip(uses, made, gradients, matrices, done, strict=True):
+        use.saw(one, lambda before=before: before, after)  # type: ignore[misc]
+        results.append(use.layout.parts(after, gradient, None)[0])
+    return results
+
+
+class Bucket:
+    """Neighbouring weights that enter torch's layers under other names, which one node of the graph gives them."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+        self._opening: Opening | None = None
+        self._names: list[Tensor | None] = []
+        self._places: list[int] = []
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"weights": self.weights, "_opening": None, "_names": [], "_places": []}
+
+    def add(self, weight: Tensor) -> int:
+        """A weight gets its number."""
+        self.weights.append(weight)
+        return len(self.weights) - 1
+
+    def take(self, use: Use, weight: Tensor, number: int, open_node: Callable[..., Sequence[Tensor]]) -> Tensor:
+        """The weight's name in the node that is open; if it is used up, a new node is opened.
+
+        A second use finds the name used up. So each use has its own gradient: layers used twice and stray forward passes too.
+        """
+        name = self._names[number] if self._names else None
+        if name is None or name.data_ptr() != weight.data_ptr():
+            live = [each.requires_grad for each in self.weights]
+            self._opening = Opening(sum(live))
+            names = iter(
+                open_node(self._opening, None, *(each for each, needs in zip(self.weights, live, strict=True) if needs))
+            )
+            self._names = [next(names) if needs else None for needs in live]
+            self._places = [sum(live[:position]) for position in range(len(live))]
+            name = self._names[number]
+            assert name is not None
+        assert self._opening is not None
+        self._names[number] = None
+        self._opening.uses[self._places[number]] = weakref.ref(use)
+        return name

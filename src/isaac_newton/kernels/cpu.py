@@ -1,0 +1,154 @@
+r"""The inverse for tensors whose values may be looked at: float32 while it is accurate, float64 when it is not.
+
+The price of conditioning is one small inverse. An explicit inverse by `cholesky_inverse` and one product is several times
+cheaper than triangular solves with row-major right-hand sides, and no less accurate here: the relative error of either is
+about $ε · κ$ with $κ ≤ 1 + \operatorname{tr}(s\,x x^\top)$. The trace costs next to nothing and decides the precision.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from isaac_newton.math import equations
+
+__all__ = ["NOTHING", "inverse", "inverses", "subtract", "unrounded"]
+
+NOTHING = contextlib.nullcontext()
+
+#: Largest trace for which float32 keeps the relative error of the result below 1e-4 with a margin (measured: at most
+#: 1.5 · trace · 2⁻²⁴, reached with two equal rows; see tests/test_accuracy.py).
+FLOAT32_TRACE = 512.0
+#: The same for an inverse in a difference, which is smaller than its parts by up to the trace: the trace counts twice.
+DIFFERENCE_TRACE = 32.0
+#: Sums of more numbers than this are rounded by more, in proportion, and the limit falls as much: worst where they repeat, as
+#: in the padding of an image. Those in the product of a few rows BLAS adds up one after the other, others in blocks.
+LONGEST_SUM, LONGEST_SUM_OF_FEW = 8192, 64
+FEW_ROWS = 16
+#: Numbers of a gradient that are widened at once: in float64 they fit into a cache.
+_AT_ONCE = 262_144
+
+
+def unrounded(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """In the block products of float32 are products of float32, whatever torch may round them to elsewhere."""
+    backends: Any = torch.backends
+    library = backends.cuda.matmul if x.is_cuda else backends.mkldnn.matmul
+    return NOTHING if library.fp32_precision in ("ieee", "none") else _in_float32(library)
+
+
+@contextlib.contextmanager
+def _in_float32(library: Any) -> Iterator[None]:
+    before, library.fp32_precision = library.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        library.fp32_precision = before
+
+
+def inverse(
+    x: Float[Tensor, "*groups k l"], scale: float, in_difference: bool = False
+) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
+    """(I + s·x xᵀ)⁻¹, or None if `x` is not finite, and the number of failed factorizations: 0, or 1 however many groups fail.
+
+    A factorization that fails is repeated with a larger damping; where that fails too, the identity stands, or zero where the
+    inverse is used `in_difference`.
+    """
+    identity = _identity(x.shape[-2], x.dtype)
+    with unrounded(x):
+        matrix = (torch.addmm if x.dim() == 2 else torch.baddbmm)(identity, x, x.mT, alpha=scale)
+    if x.dim() == 2:
+        trace = matrix.trace().item()
+    else:
+        trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1).amax().item()
+    small = _is_small(trace, x, DIFFERENCE_TRACE if in_difference else FLOAT32_TRACE)
+    if small:
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        if not (info if x.dim() == 2 else info.any()).item():
+            return torch.cholesky_inverse(factor), 0
+    return _careful(x.to(torch.float64), scale, in_difference, failures=int(small))
+
+
+def inverses(
+    xs: Sequence[Float[Tensor, "k ..."]], scales: Sequence[float], in_difference: bool = False
+) -> list[tuple[Float[Tensor, "k k"] | None, int]]:
+    """`inverse` of each matrix, by one factorization for all of those for which float32 is accurate."""
+    if len(xs) == 1:
+        return [inverse(xs[0], scales[0], in_difference)]
+    size, dtype, limit = xs[0].shape[0], xs[0].dtype, DIFFERENCE_TRACE if in_difference else FLOAT32_TRACE
+    found: dict[int, Tensor] = {}
+    if all(x.dtype is dtype for x in xs):
+        matrices, identity = torch.empty(len(xs), size, size, dtype=dtype), _identity(size, dtype)
+        with unrounded(xs[0]):
+            for x, scale, matrix in zip(xs, scales, matrices, strict=True):
+                torch.addmm(identity, x, x.mT, alpha=scale, out=matrix)
+        traces = matrices.diagonal(dim1=-2, dim2=-1).sum(-1).tolist()
+        small = [number for number, trace in enumerate(traces) if _is_small(trace, xs[number], limit)]
+        if small:
+            factor, info = torch.linalg.cholesky_ex(matrices if len(small) == len(xs) else matrices[small])
+            if not info.any().item():
+                # Each by itself, or the last one in use would keep all of them alive.
+                found = {number: one.clone() for number, one in zip(small, torch.cholesky_inverse(factor), strict=True)}
+    return [
+        (found[n], 0) if n in found else inverse(x, scale, in_difference)
+        for n, (x, scale) in enumerate(zip(xs, scales, strict=True))
+    ]
+
+
+def _is_small(trace: float, x: Float[Tensor, "*groups k l"], limit: float) -> bool:
+    """Whether float32 will do for I + s·x xᵀ with this trace; the size of the identity comes off."""
+    rows, length = x.shape[-2:]
+    longest = LONGEST_SUM_OF_FEW if rows <= FEW_ROWS else LONGEST_SUM
+    return trace - rows <= limit * (longest / length if length > longest and x.dtype is torch.float32 else 1)
+
+
+def _careful(
+    x: Float[Tensor, "*groups k l"], scale: float, in_difference: bool, failures: int
+) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
+    """The same where float32 will not do, and where a factorization failed."""
+    trace = scale * x.square().sum((-2, -1)).amax().item()
+    if not math.isfinite(trace):
+        return None, 0
+    result = equations.inverse(x, scale)
+    # Dampings at which fewer and fewer digits are at stake, for the groups that need it.
+    for limit in (FLOAT32_TRACE, 1.0):
+        failed = equations.is_nan(result)
+        if not failed.any().item():
+            return result, failures
+        failures = 1
+        result = torch.where(failed, equations.inverse(x, scale * limit / max(trace, limit)), result)
+    plain = torch.zeros((), dtype=x.dtype) if in_difference else _identity(x.shape[-2], x.dtype)
+    return torch.where(equations.is_nan(result), plain, result), failures
+
+
+def subtract(
+    gradient: Float[Tensor, "*groups out in"], r: Float[Tensor, "*groups rows in"], inverse: Float[Tensor, "*groups rows rows"]
+) -> Float[Tensor, "*groups out in"]:
+    """∇ − ∇rᵀ P r in the dtype of the rows, rounded to that of the gradient or float32.
+
+    A gradient is large: to widen all of it takes several times as long as the products with a few rows.
+    """
+    outputs = gradient.shape[-2]
+    result = torch.empty_like(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+    length = max(_AT_ONCE * outputs // max(gradient.numel(), 1), 1)
+    alone = r.dim() == 3 and len(r) == 1
+    # Of one matrix: torch takes up to three times as long for a batch of one.
+    whole, found, r, inverse = (x[0] if alone else x for x in (gradient, result, r, inverse))
+    for start in range(0, outputs, length):
+        part = whole[..., start : start + length, :].to(r.dtype)
+        found[..., start : start + length, :] = _difference(part, part @ r.mT @ inverse, r)
+    return result
+
+
+def _difference(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The first less the product of the others, in its place."""
+    return x.addmm_(a, b, alpha=-1) if x.dim() == 2 else x.baddbmm_(a, b, alpha=-1)
+
+
+@functools.lru_cache(maxsize=32)
+def _identity(size: int, dtype: torch.dtype) -> Tensor:
+    return torch.eye(size, dtype=dtype)

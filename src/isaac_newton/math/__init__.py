@@ -1,0 +1,1 @@
+"""Pure functions: the paper's equations, what λ can be, where ḡ comes from, what a convolution's kernel sees."""

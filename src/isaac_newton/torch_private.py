@@ -1,0 +1,148 @@
+"""Every name of torch that is not public, each with its reason; tests/test_torch_private.py says which one broke.
+
+All were tried with torch 2.9.1, 2.10.0, 2.11.0, 2.13.0 and 2.15.0. Nothing else in this library uses a private name of torch.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+__all__ = [
+    "BATCH_NORMS",
+    "after_backward",
+    "base",
+    "break_graph",
+    "call",
+    "convolution_gradients",
+    "current_pass",
+    "differentiates_forward",
+    "first_global_row",
+    "full_precision",
+    "has_backward_hooks",
+    "has_values",
+    "is_autocast_on",
+    "is_hooked",
+    "is_transformed",
+    "keeps_graph",
+    "no_view",
+    "raw_stream",
+    "saves_elsewhere",
+    "sparse_parts",
+    "version",
+    "will_compute",
+]
+
+_C: Any = torch._C
+_ATEN: Any = torch.ops.aten
+_NOTHING = nullcontext()
+
+#: The number of the backward pass that runs in this thread, -1 outside of one: tells passes apart. No public name says it.
+current_pass: Callable[[], int] = _C._current_graph_task_id
+#: Whether this backward pass keeps its graph: only then are inputs needed for another one.
+keeps_graph: Callable[[], bool] = _C._autograd._get_current_graph_task_keep_graph
+#: Whether any autocast is on, in a tenth of the time of asking for each device.
+is_autocast_on: Callable[[], bool] = _C._is_any_autocast_enabled
+#: Whether torch.func is watching.
+is_transformed: Callable[[], bool] = _C._are_functorch_transforms_active
+
+#: The common base of torch's batch norms.
+BATCH_NORMS: type[nn.Module] = nn.modules.batchnorm._NormBase
+
+
+def will_compute(node: Any) -> bool:
+    """Whether this backward pass computes the gradient of a leaf; `node` is what accumulates it."""
+    try:
+        return bool(_C._will_engine_execute_node(node))
+    except RuntimeError:
+        return True  # torch raises where `autograd.grad` asks for that very leaf
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call it when the backward pass that is running has ended. Public from torch 2.15 on, as `queue_callback`."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(callback)
+
+
+def saves_elsewhere() -> bool:
+    """Whether hooks on saved tensors are on (activation checkpointing, offloading): then inputs may not be kept beside them."""
+    return _C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether values are there to be looked at: not those of traced tensors, nor of batched ones in torch.func."""
+    return not (torch.compiler.is_compiling() or _C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def differentiates_forward() -> bool:
+    """Whether forward-mode differentiation is on."""
+    return forward_ad._current_level >= 0
+
+
+def version(x: Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return x._version
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """No autocast, should the backward pass run inside one."""
+    return torch.autocast(x.device.type, enabled=False) if is_autocast_on() else _NOTHING
+
+
+def base(x: Tensor) -> Tensor | None:
+    """The tensor that this one is a view of."""
+    return x._base
+
+
+def raw_stream(device: int) -> int:
+    """The current CUDA stream of a device as a number, without making an object for it."""
+    number: int = _C._cuda_getCurrentRawStream(device)
+    return number
+
+
+def is_hooked(parameter: Any) -> bool:
+    """Whether somebody may look at a gradient of this parameter before the backward pass ends."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a module has full backward hooks, which may read `.grad`."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def call(function: type[torch.autograd.Function], *args: object) -> Any:
+    """`function.apply(*args)` without what only torch.func needs: binding arguments takes longer than a product."""
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def no_view(x: Tensor) -> Tensor:
+    """The same tensor, not known as a view: what a Function returns as a view may not be changed in place."""
+    whole: Tensor = _ATEN._unsafe_view(x, x.shape)
+    return whole
+
+
+def convolution_gradients(g: Tensor, x: Tensor, weight: Tensor, how: tuple[Any, ...], wanted: list[bool]) -> Sequence[Tensor]:
+    """Gradients of a convolution's input and weight one by one. The public functions make a padded copy, or know no layout."""
+    found: Sequence[Tensor] = _ATEN.convolution_backward(g, x, weight, None, *how, wanted)
+    return found
+
+
+def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and indices of a sparse tensor as they are; the public names want them coalesced."""
+    return x._values(), x._indices()
+
+
+def break_graph(reason: str) -> None:
+    """End the graph that is being compiled."""
+    dynamo: Any = torch._dynamo
+    dynamo.graph_break(msg=reason)
+
+
+def first_global_row(tensor: Any) -> int:
+    """Where in a sharded tensor the rows of this rank begin."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    return int(compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1][0])

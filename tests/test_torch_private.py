@@ -1,0 +1,190 @@
+"""Every private name of torch does what the library takes it for; a new version of torch that breaks one is told which."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from isaac_newton import torch_private
+
+SOURCES = Path(torch_private.__file__).parent
+
+
+class Asking(torch.autograd.Function):
+    """The weight under another name; its backward pass asks what the library asks."""
+
+    answers: dict[str, Any]
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, callback: Any) -> Tensor:
+        ctx.callback = callback
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        ctx.callback(ctx)
+        return g, None
+
+
+def asked(question: Any, *, backward: Any = Tensor.backward, **options: Any) -> list[Any]:
+    """What `question` answers inside of a backward pass."""
+    weight, found = nn.Parameter(torch.ones(3)), []
+    loss = Asking.apply(weight, lambda ctx: found.append(question(ctx))).sum()
+    backward(loss, **options)
+    return found
+
+
+def test_passes_have_numbers_of_their_own() -> None:
+    assert torch_private.current_pass() == -1
+    first, second = (asked(lambda ctx: torch_private.current_pass())[0] for _ in range(2))
+    assert -1 not in (first, second)
+    assert first != second
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_pass_knows_whether_its_graph_is_kept(kept: bool) -> None:
+    assert asked(lambda ctx: torch_private.keeps_graph(), retain_graph=kept) == [kept]
+
+
+def test_a_pass_knows_which_leaves_it_computes() -> None:
+    weight, other, found = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3)), []
+
+    def loss() -> Tensor:
+        name = Asking.apply(weight, lambda ctx: found.append(torch_private.will_compute(ctx.next_functions[0][0])))
+        result: Tensor = (name * other).sum()
+        return result
+
+    loss().backward()
+    torch.autograd.grad(loss(), weight)
+    loss().backward(inputs=[weight])
+    assert found == [True, True, True]
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+            return tuple(each.view_as(each) for each in weights)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            found.append([torch_private.will_compute(node) for node, _ in ctx.next_functions])
+            return gradients
+
+    first, second = Both.apply(weight, other)
+    (first * second).sum().backward(inputs=[other])
+    assert found[-1] == [False, True]
+
+
+def test_what_is_queued_runs_when_the_pass_has_ended() -> None:
+    order: list[str] = []
+    weight = nn.Parameter(torch.ones(3))
+
+    def question(ctx: Any) -> None:
+        torch_private.after_backward(lambda: order.append("after" if weight.grad is not None else "before"))
+
+    Asking.apply(weight, question).sum().backward()
+    assert order == ["after"]
+
+
+def test_hooks_on_saved_tensors_are_seen() -> None:
+    assert not torch_private.saves_elsewhere()
+    with torch.autograd.graph.save_on_cpu():
+        assert torch_private.saves_elsewhere()
+
+
+def test_autocast_is_seen_and_left() -> None:
+    assert not torch_private.is_autocast_on()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch_private.is_autocast_on()
+        with torch_private.full_precision(torch.ones(1)):
+            assert not torch.is_autocast_enabled("cpu")
+
+
+def test_torch_func_is_seen() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append((torch_private.is_transformed(), torch_private.has_values(x)))
+        return x.sum()
+
+    torch.func.grad(function)(torch.ones(2))
+    assert seen == [(True, False)]
+    assert not torch_private.is_transformed()
+    assert torch_private.has_values(torch.ones(2))
+
+
+def test_forward_mode_is_seen() -> None:
+    assert not torch_private.differentiates_forward()
+    with torch.autograd.forward_ad.dual_level():
+        assert torch_private.differentiates_forward()
+
+
+def test_versions_bases_and_sparse_parts() -> None:
+    x = torch.zeros(3, 2)
+    before = torch_private.version(x)
+    x.add_(1)
+    assert torch_private.version(x) == before + 1
+    assert torch_private.base(x) is None
+    assert torch_private.base(x[1:]) is x
+    sparse = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), check_invariants=True)
+    values, indices = torch_private.sparse_parts(sparse)
+    assert (values.tolist(), indices.tolist()) == ([1.0, 2.0], [[0, 0]])
+
+
+def test_hooks_of_parameters_and_modules_are_seen() -> None:
+    layer = nn.Linear(2, 2)
+    assert not torch_private.is_hooked(layer.weight)
+    assert not torch_private.has_backward_hooks(layer)
+    layer.weight.register_hook(lambda g: None)
+    layer.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    layer.register_full_backward_hook(lambda *args: None)
+    assert torch_private.is_hooked(layer.weight)
+    assert torch_private.is_hooked(layer.bias)
+    assert torch_private.has_backward_hooks(layer)
+    assert isinstance(nn.BatchNorm2d(3), torch_private.BATCH_NORMS)
+
+
+def test_a_function_can_be_called_without_what_torch_func_needs() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    name = torch_private.call(Asking, weight, lambda ctx: None)
+    name.sum().backward()
+    assert weight.grad is not None
+
+
+def test_what_is_no_view_can_be_changed_in_place() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    y = torch_private.no_view((x * 2).view(3, 2))
+    assert torch_private.base(y) is None
+    y.relu_().sum().backward()
+    assert x.grad is not None
+
+
+def test_the_gradients_of_a_convolution_one_by_one() -> None:
+    layer, x = (
+        nn.Conv2d(2, 3, 3, padding=1, bias=False).double(),
+        torch.randn(2, 2, 5, 5, dtype=torch.float64, requires_grad=True),
+    )
+    output = layer(x)
+    g = torch.randn_like(output)
+    wanted = torch.autograd.grad(output, [x, layer.weight], g)
+    how = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    for number, each in enumerate(wanted):
+        flags = [number == 0, number == 1, False]
+        torch.testing.assert_close(torch_private.convolution_gradients(g, x, layer.weight, how, flags)[number], each)
+
+
+def test_no_other_file_uses_a_private_name_of_torch() -> None:
+    private = re.compile(
+        r"torch\._[a-zA-Z]|_execution_engine|\._version\b|\._base\b|\._backward_hooks|_post_accumulate|ops\.aten\._"
+    )
+    found = {
+        f"{path.relative_to(SOURCES)}:{number}"
+        for path in SOURCES.rglob("*.py")
+        if path.name != "torch_private.py"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if private.search(line)
+    }
+    # Moves with the ensemble's optimizers.
+    assert {place for place in found if not place.startswith("ensemble.py")} == set()
