@@ -421,7 +421,9 @@ def test_minutes_stop_at_a_checkpoint_and_the_same_command_goes_on(tmp_path: Pat
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "Stopped."), (signal.SIGTERM, 143, "Terminated.")])
 def test_a_signal_says_how_to_go_on(tmp_path: Path, number: int, code: int, word: str) -> None:
     command = [sys.executable, "-m", "isaac_lab", "reproduce", "fig5", "--out", str(tmp_path), "--device", "cpu"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    # A shell that runs the tests in the background has told them to ignore Ctrl-C.
+    options = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
         assert said.startswith("fig5 a"), said

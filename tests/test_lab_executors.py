@@ -21,9 +21,10 @@ from rich.console import Console
 from isaac_lab import executors, progress
 from isaac_lab.data.sets import DataError, load
 from isaac_lab.executors import Call, ExecutorError, plan, run
+from isaac_lab.networks import can_stack
 from isaac_lab.progress import Update
 from isaac_lab.record import Record, Store
-from isaac_lab.training import StoppedError, can_stack
+from isaac_lab.training import StoppedError
 from isaac_lab.trial import Trial, TrialError
 
 TRIAL = Trial("mnist-mlp", "sgd", (("learning_rate", 0.1),), (("width", 16),), steps=48, points=2, small=True)

@@ -241,7 +241,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "my-bert"
     torch.manual_seed(7)
     model: Any = glue.tiny().build(2)
-    with glue._quietly():
+    with glue.quietly():
         model.bert.save_pretrained(path)
         glue.tiny().tokenizer.save_pretrained(path)
     return path

@@ -28,10 +28,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from isaac_lab.networks import alike
 from isaac_lab.progress import Progress, Update, measured, nobody
 from isaac_lab.record import Record, Store
 from isaac_lab.records import installed, origin
-from isaac_lab.training import Options, StoppedError, alike, train
+from isaac_lab.training import Options, StoppedError, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
 

@@ -12,9 +12,9 @@ import torch
 
 from isaac_lab import method, methods
 from isaac_lab.bench import timing
+from isaac_lab.networks import WARM_UP, Graphs
 from isaac_lab.products import float32_products
 from isaac_lab.records import origin
-from isaac_lab.training import WARM_UP, Graphs
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
 

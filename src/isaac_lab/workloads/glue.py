@@ -5,13 +5,8 @@ says: its name is the variant `model`, and the checksum of its weights stands be
 """
 
 import abc
-import contextlib
-import hashlib
-import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,22 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isaac_lab import noise, scores
-from isaac_lab.data import text, toy_text
-from isaac_lab.data.files import DataError
+from isaac_lab.data import text
 from isaac_lab.data.text import Split, TextTask
-from isaac_lab.records import installed
 from isaac_lab.workload import HALF, Workload, registered, seeded
+from isaac_lab.workloads.encoders import ENCODER, MOST_TOKENS, TINY, WANTED, Encoder, EncoderError, encoder, quietly, tiny
 
-__all__ = ["ENCODER", "FIXED_LENGTH", "TINY", "Encoder", "EncoderError", "FixedLength", "Glue", "encoder", "tiny"]
+__all__ = ["ENCODER", "FIXED_LENGTH", "TINY", "Encoder", "EncoderError", "FixedLength", "Glue", "encoder", "quietly", "tiny"]
 
-#: The environment variable.
-ENCODER = "ISAAC_ENCODER"
-#: What the encoder of smoke tests is called.
-TINY = "tiny random BERT"
-#: Weights that lie in folders of other names, by SHA-256 of model.safetensors.
-KNOWN = {"53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db": "all-MiniLM-L6-v2"}
-#: Tokens of an example at most: what GLUE is fine-tuned with, and more than nearly all of its sentences and pairs have.
-MOST_TOKENS = 128
 #: Lengths of batches are multiples of this, which tensor cores want.
 MULTIPLE = 8
 #: Training examples that the training loss is measured on, and how many of them at once.
@@ -43,162 +29,6 @@ MOST_MEASURED = 1000
 MEASURED_AT_ONCE = 64
 #: Tokens of each example where all batches have one shape.
 FIXED_LENGTH = 64
-
-
-class EncoderError(DataError):
-    """An encoder that cannot be used; the message says why and what would do."""
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """A pre-trained network that takes sentences.
-
-    Args:
-        name: What records and tables call it; no path.
-        weights: SHA-256 of its weights; "" where they are random.
-        tokenizer: Of the transformers library.
-        build: Takes the number of outputs; returns the network with a new, random head (and random weights, if they are).
-        last: Name of the last layer.
-    """
-
-    name: str
-    weights: str
-    tokenizer: Any
-    build: Callable[[int], nn.Module]
-    last: str
-
-
-@cache
-def encoder(source: str) -> Encoder:
-    """The encoder in a folder, or of this name on the hub.
-
-    Args:
-        source: A folder with config.json, weights and a tokenizer, or a name such as google-bert/bert-base-uncased.
-
-    Raises:
-        EncoderError: It is not there, or no encoder.
-    """
-    library = _library()
-    path = Path(source).expanduser()
-    local = path.is_dir()
-    if not local and (path.is_absolute() or source.startswith(("~", ".")) or len(path.parts) > 2):
-        raise EncoderError(f"there is no folder {source!r}: {_WANTED}")
-    if local and not (path / "config.json").is_file():
-        raise EncoderError(f"{source!r} has no config.json: {_WANTED}")
-    place = str(path) if local else source
-    auto = library.AutoModelForSequenceClassification
-    try:
-        with _quietly():
-            config = library.AutoConfig.from_pretrained(place)
-            _check(config, source)
-            tokenizer = library.AutoTokenizer.from_pretrained(place)
-            # Of a name on the hub, the folder that it was downloaded to.
-            folder = path if local else Path(library.utils.cached_file(place, "config.json")).parent
-            last = _last(auto.from_pretrained(place))
-    except EncoderError:
-        raise
-    # Those who read weights and tokenizers have errors of their own.
-    except Exception as error:
-        raise EncoderError(f"{source!r} cannot be read ({_first_line(error)}): {_WANTED}") from None
-    if tokenizer.pad_token is None:
-        raise EncoderError(f"{source!r} has a tokenizer without a padding token: {_WANTED}")
-    weights = _checksum(folder)
-
-    def build(outputs: int) -> nn.Module:
-        with _quietly():
-            made: nn.Module = auto.from_pretrained(folder, num_labels=outputs)
-        return made.float()
-
-    return Encoder(KNOWN.get(weights) or (path.resolve() if local else path).name, weights, tokenizer, build, last)
-
-
-@cache
-def tiny() -> Encoder:
-    """Two layers of width 32 with random weights, and the words of the toy tasks as vocabulary."""
-    library, tokenizers = _library(), importlib.import_module("tokenizers")
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-    words = {word: number for number, word in enumerate((*special, ".", *toy_text.WORDS))}
-    rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    rules.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    rules.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, words[token]) for token in ("[CLS]", "[SEP]")],
-    )
-    tokenizer = library.PreTrainedTokenizerFast(
-        tokenizer_object=rules,
-        **dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special, strict=True)),
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    )
-
-    def build(outputs: int) -> nn.Module:
-        size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-        config = library.BertConfig(
-            vocab_size=len(words),
-            num_labels=outputs,
-            max_position_embeddings=MOST_TOKENS,
-            # BERT's own 0.02 is for 768 neurons; with 32 nothing would come through.
-            initializer_range=0.15,
-            **size,
-        )
-        made: nn.Module = library.AutoModelForSequenceClassification.from_config(config)
-        return made
-
-    return Encoder(TINY, "", tokenizer, build, "classifier")
-
-
-_WANTED = (
-    "--model (or ISAAC_ENCODER) must be a folder with config.json, weights and a tokenizer of an encoder, such as "
-    "all-MiniLM-L6-v2 or BERT, or the name of one on the Hugging Face hub, such as google-bert/bert-base-uncased"
-)
-
-
-def _library() -> Any:
-    if not installed("transformers"):
-        raise EncoderError('encoders need the transformers library: pip install "isaac-newton[encoders]"')
-    return importlib.import_module("transformers")
-
-
-def _check(config: Any, source: str) -> None:
-    """Encoders are what can fill in a masked word; what only goes on with a text is none, nor is what translates one."""
-    kinds = importlib.import_module("transformers.models.auto.modeling_auto")
-    tables = (kinds.MODEL_FOR_MASKED_LM_MAPPING_NAMES, kinds.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
-    if config.is_encoder_decoder or any(config.model_type not in table for table in tables):
-        raise EncoderError(f"{source!r} is a {config.model_type}, not an encoder: {_WANTED}")
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the report that the head is new, which it is to be, and without bars."""
-    logging = importlib.import_module("transformers.utils.logging")
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _checksum(folder: Path) -> str:
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def _last(model: nn.Module) -> str:
-    names: list[str] = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    return names[-1]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 class Tokens:
@@ -213,7 +43,7 @@ class Tokens:
     def __init__(self, split: Split, tokenizer: Any, device: str) -> None:
         second = None if split.second is None else list(split.second)
         most = min(MOST_TOKENS, tokenizer.model_max_length)
-        with _quietly():
+        with quietly():
             # Its own padding, of all examples to one length; a batch is a part of that.
             encoded = tokenizer(
                 list(split.first),
@@ -393,7 +223,7 @@ def _made(kind: type[Glue], name: str, small: bool, device: str, folder: Path | 
         return kind(text.load(f"toy-{name}"), tiny(), device)
     source = os.environ.get(ENCODER, "")
     if not source:
-        raise EncoderError(f"no encoder is named: {_WANTED}")
+        raise EncoderError(f"no encoder is named: {WANTED}")
     return kind(text.load(name, folder), encoder(source), device)
 
 
