@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
-from isaac_newton import ensemble
+from isaac_lab.methods.optimizers import StackedAdam, StackedSGD
 from reference import assert_close, relative_error
 
 DAMPINGS = [math.inf, 1.0, 0.01]
@@ -58,9 +58,9 @@ def together(rows: int, kind: str, dtype: torch.dtype) -> list[Tensor]:
     data = [batches(number, rows, dtype) for number in range(3)]
     stacked = isaac.Ensemble(models, damping=DAMPINGS)
     if kind == "adam":
-        optimizer: torch.optim.Optimizer = ensemble.Adam(stacked, RATES[kind])
+        optimizer: torch.optim.Optimizer = StackedAdam(stacked, RATES[kind])
     else:
-        optimizer = ensemble.SGD(stacked, RATES[kind], momentum=0.9 if kind == "momentum" else 0.0)
+        optimizer = StackedSGD(stacked, RATES[kind], momentum=0.9 if kind == "momentum" else 0.0)
     for step in range(STEPS):
         x, y = (torch.stack(tensors) for tensors in zip(*(own[step] for own in data), strict=True))
         optimizer.zero_grad()
@@ -192,7 +192,7 @@ def test_what_cannot_be_stacked_is_refused() -> None:
         isaac.Ensemble([nn.Linear(2, 2)] * 2, damping=[1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match=r"output_curvature must be 'sampled' or 'empirical', got 'exact'"):
         isaac.Ensemble([nn.Linear(2, 2)], output_curvature="exact")
-    with pytest.raises(ValueError, match=r"lr must be > 0, got -1"):
-        ensemble.SGD(isaac.Ensemble([nn.Linear(2, 2)]), lr=-1)
+    with pytest.raises(ValueError, match=r"lr must be > 0, one number or one for each of the 1 copies, got -1"):
+        StackedSGD(isaac.Ensemble([nn.Linear(2, 2)]), lr=-1)
     with pytest.raises(ValueError, match=r"x must be \(batch, features\) or \(1, batch, features\)"):
         isaac.Ensemble([nn.Linear(2, 2)])(torch.ones(2, 3, 2))

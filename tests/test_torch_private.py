@@ -186,5 +186,4 @@ def test_no_other_file_uses_a_private_name_of_torch() -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if private.search(line)
     }
-    # Moves with the ensemble's optimizers.
-    assert {place for place in found if not place.startswith("ensemble.py")} == set()
+    assert found == set()

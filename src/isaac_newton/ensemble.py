@@ -21,7 +21,7 @@ from isaac_newton.math import equations
 from isaac_newton.math.damping import as_float
 from isaac_newton.math.likelihood import LossFunction, likelihood_of
 
-__all__ = ["SGD", "Adam", "Ensemble"]
+__all__ = ["Ensemble"]
 
 EnsembleCurvature: TypeAlias = Literal["sampled", "empirical"]
 
@@ -251,87 +251,6 @@ class _BatchedLinear(torch.autograd.Function):
             return grad_input, None, None, None
         grad_weight = layer.conditioned(g, a) if ctx.needs_input_grad[1] else None
         return grad_input, grad_weight, g.sum(1, keepdim=True) if ctx.needs_input_grad[2] else None, None
-
-
-class _PerCopy(torch.optim.Optimizer):
-    """An optimizer with a learning rate for each copy, fixed once made."""
-
-    def __init__(self, ensemble: Ensemble, lr: float | Sequence[float], **defaults: Any) -> None:
-        rates = _per_copy("lr", lr, ensemble.copies)
-        parameters = [p for p in ensemble.parameters() if p.requires_grad]
-        super().__init__(parameters, defaults)
-        self.lr = torch.tensor(rates, dtype=parameters[0].dtype, device=parameters[0].device)
-        #: Neighbours with one learning rate are updated by one plain kernel, which is faster than one that reads a rate per
-        #: copy.
-        self._runs: list[tuple[slice, float]] = []
-        for number, rate in enumerate(rates):
-            if self._runs and self._runs[-1][1] == rate:
-                self._runs[-1] = (slice(self._runs[-1][0].start, number + 1), rate)
-            else:
-                self._runs.append((slice(number, number + 1), rate))
-
-    def _rate(self, parameter: Tensor) -> Tensor:
-        return self.lr.view(-1, *[1] * (parameter.dim() - 1))
-
-    def _descend(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Move each parameter against its direction, as far as the learning rate of each copy says."""
-        if len(self._runs) > 8:
-            for parameter, direction in pairs:
-                parameter.addcmul_(direction, self._rate(parameter), value=-1)
-            return
-        for part, rate in self._runs:
-            torch._foreach_add_([p[part] for p, _ in pairs], [d[part] for _, d in pairs], alpha=-rate)
-
-    def _with_gradients(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, Tensor, dict[str, Any]]]:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    yield group, parameter, parameter.grad, self.state[parameter]
-
-
-class SGD(_PerCopy):
-    """Gradient descent for an ensemble, with momentum if asked: `torch.optim.SGD` with a learning rate for each copy."""
-
-    def __init__(self, ensemble: Ensemble, lr: float | Sequence[float], momentum: float = 0.0) -> None:
-        super().__init__(ensemble, lr, momentum=momentum)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all copies."""
-        pairs = []
-        for group, parameter, gradient, state in self._with_gradients():
-            if group["momentum"]:
-                if "momentum" not in state:
-                    state["momentum"] = torch.zeros_like(parameter)
-                gradient = state["momentum"].mul_(group["momentum"]).add_(gradient)
-            pairs.append((parameter, gradient))
-        self._descend(pairs)
-
-
-class Adam(_PerCopy):
-    """`torch.optim.Adam` for an ensemble, with a learning rate for each copy."""
-
-    def __init__(
-        self, ensemble: Ensemble, lr: float | Sequence[float], betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
-    ) -> None:
-        super().__init__(ensemble, lr, betas=betas, eps=eps)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all copies."""
-        pairs = []
-        for group, parameter, gradient, state in self._with_gradients():
-            if not state:
-                # float64, because 1 − β² loses five digits in float32 at the first steps
-                state["step"] = torch.zeros((), dtype=torch.float64, device=parameter.device)
-                state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            first, second = group["betas"]
-            step = state["step"].add_(1)
-            state["mean"].lerp_(gradient, 1 - first)
-            state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
-            root = (state["square"] / (1 - second**step)).sqrt_().add_(group["eps"])
-            pairs.append((parameter, state["mean"] / (root * (1 - first**step))))
-        self._descend(pairs)
 
 
 def _check_models(models: Sequence[nn.Module]) -> None:

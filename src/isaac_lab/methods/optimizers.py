@@ -84,8 +84,10 @@ def stacked(name: str, ensemble: isaac.Ensemble, rates: Sequence[float]) -> torc
 class _PerCopy(torch.optim.Optimizer):
     """An optimizer with a learning rate for each copy, fixed once made."""
 
-    def __init__(self, ensemble: isaac.Ensemble, lr: Sequence[float], **defaults: Any) -> None:
-        rates = list(lr)
+    def __init__(self, ensemble: isaac.Ensemble, lr: float | Sequence[float], **defaults: Any) -> None:
+        rates = [lr] * ensemble.copies if isinstance(lr, int | float) else list(lr)
+        if len(rates) != ensemble.copies or not all(rate > 0 for rate in rates):
+            raise ValueError(f"lr must be > 0, one number or one for each of the {ensemble.copies} copies, got {lr}")
         parameters = [p for p in ensemble.parameters() if p.requires_grad]
         super().__init__(parameters, defaults)
         self.lr = torch.tensor(rates, dtype=parameters[0].dtype, device=parameters[0].device)
@@ -120,7 +122,7 @@ class _PerCopy(torch.optim.Optimizer):
 class StackedSGD(_PerCopy):
     """Gradient descent for an ensemble, with momentum if asked: `torch.optim.SGD` with a learning rate for each copy."""
 
-    def __init__(self, ensemble: isaac.Ensemble, lr: Sequence[float], momentum: float = 0.0) -> None:
+    def __init__(self, ensemble: isaac.Ensemble, lr: float | Sequence[float], momentum: float = 0.0) -> None:
         super().__init__(ensemble, lr, momentum=momentum)
 
     @torch.no_grad()
@@ -140,7 +142,11 @@ class StackedAdam(_PerCopy):
     """`torch.optim.Adam` for an ensemble, with a learning rate for each copy."""
 
     def __init__(
-        self, ensemble: isaac.Ensemble, lr: Sequence[float], betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+        self,
+        ensemble: isaac.Ensemble,
+        lr: float | Sequence[float],
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
     ) -> None:
         super().__init__(ensemble, lr, betas=betas, eps=eps)
 
