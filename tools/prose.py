@@ -16,6 +16,7 @@ PAGES = (
     "README.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "docs/architecture.md",
     "docs/index.md",
     "docs/integrity.md",
     "docs/performance.md",

@@ -396,7 +396,7 @@ def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) ->
         else:
             plain = cast(ctx.operation.weight_gradient(g, x, weight), parameter.dtype)
             made = use.conditioner()
-            matrix = use.layout.matrix(plain, None, len(made.rows.r) if made.rows.r.dim() == 3 else 1)
+            matrix = use.layout.matrix(plain, None, made.rows.groups)
             (done,) = multiply([matrix], [made], in_place=True)
             use.saw(made, lambda: matrix, done)
             grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None

@@ -111,9 +111,8 @@ class ConditionedLayer:
     ) -> None:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
         r = rows.r
-        groups = len(r) if r.dim() == 3 else 1
         sizes = (rows.total, r.shape[-2], r.shape[-1], outputs)
-        self.statistics.note_sizes(self.run.backward_passes, *sizes, groups=groups, own_rows=own)
+        self.statistics.note_sizes(self.run.backward_passes, *sizes, groups=rows.groups, own_rows=own)
         if self.run.inspecting:
             self.inspect(lambda: equations.spectrum(r), damping, plain(), conditioned)
 

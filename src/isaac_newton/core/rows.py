@@ -79,6 +79,11 @@ class Rows(NamedTuple):
     #: Of the layer.
     outputs: int = 0
 
+    @property
+    def groups(self) -> int:
+        """Matrices: one, unless a convolution has several groups."""
+        return len(self.r) if self.r.dim() == 3 else 1
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -120,8 +120,7 @@ class _Condition(torch.autograd.Function):
         if not torch.compiler.is_compiling():
             use = Use(layer, layout, x, mask, False, ctx.outputs)
             made = conditioners([use])[0]
-            groups = len(made.rows.r) if made.rows.r.dim() == 3 else 1
-            matrix = layout.matrix(grad_weight, grad_bias, groups)
+            matrix = layout.matrix(grad_weight, grad_bias, made.rows.groups)
             (done,) = multiply([matrix], [made])
             return *layout.parts(done, grad_weight, grad_bias), *[None] * 6
         r, mask, total = _traced_rows(x, mask, layout, grad_weight, layer)

@@ -177,8 +177,7 @@ class Alone:
                 result: list[Tensor | None] = list(gradients)
             else:
                 made = use.conditioner()
-                groups = len(made.rows.r) if made.rows.r.dim() == 3 else 1
-                matrix = use.layout.matrix(weight, bias, groups)
+                matrix = use.layout.matrix(weight, bias, made.rows.groups)
                 (done,) = multiply([matrix], [made], in_place=False)
                 use.saw(made, lambda: matrix, done)
                 result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
@@ -234,7 +233,7 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
     made = [use.conditioner() for use in uses]
     matrices = []
     for use, one, gradient in zip(uses, made, gradients, strict=True):
-        matrices.append(use.layout.matrix(gradient, None, len(one.rows.r) if one.rows.r.dim() == 3 else 1))
+        matrices.append(use.layout.matrix(gradient, None, one.rows.groups))
     inspecting = uses[0].layer.run.inspecting
     done = multiply(matrices, made, in_place=not (torch.is_grad_enabled() or inspecting))
     results = []
