@@ -118,6 +118,7 @@ class Run:
         capture: Set while a step is captured into a CUDA graph.
         waiting: Uses whose conditioners nobody has asked for yet; their graphs own them.
         made: With `process_group`, the conditioners of this pass and their inputs.
+        look_at: At this length of the list, references to graphs that were dropped leave it.
         alone: Whether weights have a node of their own from now on (see `use.Opening`).
     """
 
@@ -134,6 +135,7 @@ class Run:
     empirical_scale: float | Tensor | None = None
     capture: "Capture | None" = None
     waiting: "list[weakref.ref[Use]]" = field(default_factory=list, repr=False)
+    look_at: int = MOST_WAITING
     alone: bool = False
     made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
     _warned: bool = field(default=False, repr=False)

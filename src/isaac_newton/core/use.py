@@ -67,8 +67,10 @@ class Use:
         run, device = self.layer.run, self.input.get_device()
         if device >= 0:
             self.where = device, torch_private.raw_stream(device)
-        if len(run.waiting) >= MOST_WAITING:
+        if len(run.waiting) >= run.look_at:
             run.waiting[:] = [reference for reference in run.waiting if reference() is not None]
+            # So that many graphs that are alive are not looked through again and again.
+            run.look_at = max(MOST_WAITING, 2 * len(run.waiting))
         run.waiting.append(weakref.ref(self))
 
     def conditioner(self) -> Conditioner:
