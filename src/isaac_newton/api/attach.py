@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from isaac_newton.api.handle import Handle, listed
@@ -161,13 +161,18 @@ def _select(
             skipped[name] = (
                 f"{type(module).__name__} can be conditioned by its own batch only, without when='step' and process_group"
             )
-        elif run.options.when == "step" and is_parametrized(module):
+        elif run.options.when == "step" and (is_parametrized(module) or _is_computed(getattr(module, "weight", None))):
             skipped[name] = "its weight is computed from other parameters, whose gradients when='step' cannot condition"
         else:
             chosen[name] = (module, found)
     if not chosen:
         raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
     return chosen, skipped
+
+
+def _is_computed(weight: object) -> bool:
+    """Whether a weight is made anew in each forward pass, as old-style `weight_norm`, `spectral_norm` and `prune` do."""
+    return isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter)
 
 
 def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -> set[str]:

@@ -82,6 +82,9 @@ class Handle:
                 RuntimeWarning,
                 stacklevel=3,
             )
+        elif all(site.statistics.effective_rank is None for site in self._sites.values()):
+            wanted = "the step" if run.options.when == "step" else "the backward pass"
+            warnings.warn(f"nothing was recorded: handle.inspecting() has to hold {wanted}", RuntimeWarning, stacklevel=3)
 
     @property
     def damping(self) -> Damping:
@@ -107,6 +110,11 @@ class Handle:
             raise TypeError(f"mask must be a tensor or None, got {type(value).__name__}")
         if value is not None and self._run.conditions_outputs:
             raise ValueError("ζ needs every row: a mask works with ζ* only (output_damping=math.inf)")
+        if value is not None and value.is_floating_point() and not ((value == 0) | (value == 1)).all():
+            raise ValueError(
+                "mask must say which positions count, with true and false or 1 and 0; this one has other numbers, as masks "
+                "that are added to attention scores have: give (mask == 0)"
+            )
         self._run.mask = None if value is None else value.bool()
 
     @property
@@ -258,6 +266,7 @@ class Handle:
         strength = run.damping if isinstance(run.damping, float) else None
         return {
             "format": 1,
+            "when": run.options.when,
             "backward_passes": run.backward_passes,
             "steps": run.steps,
             "damping": run.damping.ratio if isinstance(run.damping, Relative) else strength,
@@ -278,6 +287,9 @@ class Handle:
         missing = [name for name in ("backward_passes", "steps", "damping", "relative", "curvature") if name not in state]
         if missing:
             raise ValueError(f"the state is not whole: {', '.join(missing)} missing")
+        when = state.get("when", self._run.options.when)
+        if when != self._run.options.when:
+            raise ValueError(f"the state is of when={when!r}, and this handle has when={self._run.options.when!r}")
         curvatures, damping = state["curvature"], state["damping"]
         if not isinstance(curvatures, Mapping) or not all(isinstance(saved, Mapping) for saved in curvatures.values()):
             raise TypeError(f"the curvature in a state must be a mapping of mappings, got {curvatures!r}")

@@ -35,7 +35,8 @@ def table(model: nn.Module, run: Run, sites: Mapping[str, Conditioned], skipped:
     method = "ζ" if run.conditions_outputs else "ζ*"
     verdicts = {name: f"plain: {reason}" for name, reason in skipped.items()}
     for name, site in sites.items():
-        verdicts |= {name: method, **dict.fromkeys(site.parts, f"{method}, with {name or 'the model'}")}
+        verdict = method if any(p.requires_grad and p.dim() > 1 for p in site.module.parameters()) else "plain: frozen"
+        verdicts |= {name: verdict, **dict.fromkeys(site.parts, f"{verdict}, with {name or 'the model'}")}
     layers = [
         (name, *_cells(module, sites.get(name), verdicts[name])) for name, module in model.named_modules() if name in verdicts
     ]
@@ -82,7 +83,7 @@ def _insight(layers: Sequence[Statistics]) -> tuple[str, ...]:
 
 
 def _summary(model: nn.Module, run: Run, sites: Mapping[str, Conditioned]) -> str:
-    covered = {id(p): p.numel() for site in sites.values() for p in site.module.parameters() if p.dim() > 1}
+    covered = {id(p): p.numel() for site in sites.values() for p in site.module.parameters() if p.dim() > 1 and p.requires_grad}
     total = sum(p.numel() for p in model.parameters())
     options = [f"damping={run.damping}"]
     if run.options.sharing != "expand":
