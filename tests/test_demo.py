@@ -201,7 +201,7 @@ def test_what_one_sees_and_the_headline_follow_the_numbers() -> None:
     assert "after 1 epoch (0.5 s) instead of 2 epochs (1.0 s)" in sgd
     assert "ISAAC does not lower the training loss: 0.60 with it, 0.50 without (lower at 0 of 2 seeds)" in adam
     assert "never" in adam
-    assert curves.headline(demo.summarize(runs)) == "ISAAC lowers the training loss of SGD, not of Adam"
+    assert curves.headline(demo.summarize(runs)) == "In this run ISAAC lowers the mean training loss of SGD, not of Adam"
 
 
 def test_epochs_to_plain_counts_to_the_lowest_plain_loss_not_to_the_last() -> None:

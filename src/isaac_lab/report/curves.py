@@ -42,7 +42,7 @@ def headline(summaries: Sequence[Summary]) -> str:
     if not lowered[True]:
         return f"ISAAC does not lower the training loss of {' or '.join(lowered[False])}"
     exceptions = f", not of {' or '.join(lowered[False])}" if lowered[False] else ""
-    return f"ISAAC lowers the training loss of {' and '.join(lowered[True])}{exceptions}"
+    return f"In this run ISAAC lowers the mean training loss of {' and '.join(lowered[True])}{exceptions}"
 
 
 def _subtitle(seeds: int) -> str:
