@@ -1,4 +1,4 @@
-"""What test_loops.py runs on two processes: run by torchrun, with the tests on the path; writes errors to the file in argv."""
+"""What test_silent.py runs on two processes: run by torchrun, with the tests on the path; writes errors to the file in argv."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from test_loops import worst_errors
+from test_silent import worst_errors
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
