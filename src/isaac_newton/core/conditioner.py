@@ -67,11 +67,12 @@ def invert(
     small: list[int] = []
     on_cpu: dict[tuple[int, bool], list[int]] = {}
     plain = isinstance(strength, float) and strength == math.inf
+    able = kernels.groupable([one.r for one in rows])
     for number, one in enumerate(rows):
         r = one.r
         if plain or 0 in r.shape:
             found[number] = Conditioner(one)
-        elif r.dim() == 2 and kernels.can_group(r) and one.counted is None and min(r.shape) <= MOST_SWEPT:
+        elif able[number] and r.dim() == 2 and one.counted is None and min(r.shape) <= MOST_SWEPT:
             small.append(number)
         elif r.dim() == 2 and r.device.type == "cpu" and one.counted is None and not kernels.is_differentiable(r):
             on_cpu.setdefault((min(r.shape), one.in_difference), []).append(number)
@@ -187,8 +188,9 @@ def multiply(
     """Stage 4: ∇ (I + rᵀr/(kλ))⁻¹ for each gradient; `in_place` allows to write to their memory."""
     results = list(gradients)
     together: list[int] = []
+    able = kernels.groupable(gradients)
     for number, (gradient, one) in enumerate(zip(gradients, by, strict=True)):
-        if one.multiplied is not None and _can_subtract(gradient, one):
+        if one.multiplied is not None and able[number] and _can_subtract(gradient, one.rows.r):
             together.append(number)
         elif not one.is_plain and gradient.numel():
             results[number] = _multiplied_by_torch(gradient, one, in_place)
@@ -208,11 +210,9 @@ def multiply(
 _MOST_SUBTRACTED = 256
 
 
-def _can_subtract(gradient: Tensor, by: Conditioner) -> bool:
-    r = by.rows.r
-    if r.dtype is not torch.float32 or len(r) > _MOST_SUBTRACTED or not kernels.can_group(gradient):
-        return False
-    return 1 in gradient.stride() and gradient.numel() > 0
+def _can_subtract(gradient: Tensor, r: Tensor) -> bool:
+    few = r.dtype is torch.float32 and r.shape[0] <= _MOST_SUBTRACTED
+    return few and 1 in gradient.stride() and gradient.numel() > 0
 
 
 def _kept(by: Conditioner) -> tuple[Tensor, Tensor] | None:

@@ -17,7 +17,7 @@ from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR, Operation
 from isaac_newton.core.outputs import condition_outputs, output_conditioner
-from isaac_newton.core.rows import Arrange, Layout, as_rows, cast, rows, sequence
+from isaac_newton.core.rows import PLAIN, Arrange, as_rows, cast, layout_of, rows, sequence
 from isaac_newton.core.use import Alone, Bucket, Use, conditioners, has_own_form
 from isaac_newton.kernels import streams
 from isaac_newton.torch_private import full_precision
@@ -28,8 +28,6 @@ __all__ = ["apply", "condition", "hand_out"]
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 #: In a captured step so many uses start together: each branch that leaves the main chain takes time there.
 _TOGETHER = 8
-#: The most frequent one.
-_SEQUENCE = Layout(sequence)
 
 
 class _Conditions(Protocol):
@@ -162,10 +160,9 @@ def _use_of(
     run = layer.run
     joint = run.options.bias == "joint" and is_joint(bias, layer)
     own = operation is LINEAR and has_own_form(x, layer, arrange)
-    outputs = weight.numel() // max(weight.shape[0], 1) if transposed else len(weight)
+    outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
-    plain = arrange is sequence and not (transposed or joint)
-    layout = _SEQUENCE if plain else Layout(arrange, transposed, joint)
+    layout = PLAIN if arrange is sequence and not (transposed or joint) else layout_of(arrange, transposed, joint)
     return Use(layer, layout, x, run.mask, own, outputs, where)
 
 
@@ -396,7 +393,7 @@ def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) ->
             made = use.conditioner()
             matrix = use.layout.matrix(plain, None, made.rows.groups)
             (done,) = multiply([matrix], [made], in_place=True)
-            use.saw(made, lambda: matrix, done)
+            use.saw(made, matrix, done)
             grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None
         grad_weight = streams.laid_out(grad_weight, parameter)
         if needs_bias and grad_bias is None:

@@ -104,7 +104,7 @@ class ConditionedLayer:
         rows: Rows,
         damping: float | Tensor,
         outputs: int,
-        plain: Callable[[], Tensor],
+        plain: Tensor | Callable[[], Tensor],
         conditioned: Tensor,
         *,
         own: bool,
@@ -114,7 +114,8 @@ class ConditionedLayer:
         sizes = (rows.total, r.shape[-2], r.shape[-1], outputs)
         self.statistics.note_sizes(self.run.backward_passes, *sizes, groups=rows.groups, own_rows=own)
         if self.run.inspecting:
-            self.inspect(lambda: equations.spectrum(r), damping, plain(), conditioned)
+            before = plain if isinstance(plain, Tensor) else plain()
+            self.inspect(lambda: equations.spectrum(r), damping, before, conditioned)
 
     def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
         """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.

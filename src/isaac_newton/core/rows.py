@@ -5,6 +5,7 @@ A *view* has the shape (groups, samples, *positions, *features): a strided view 
 a two-dimensional convolution. `rows` turns inputs into the rows that feed conditioners, and is the only place that copies.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from isaac_newton.core.use import Use
 
 __all__ = [
+    "PLAIN",
     "Arrange",
     "Layout",
     "Rows",
@@ -31,6 +33,7 @@ __all__ = [
     "cast",
     "chosen",
     "gather",
+    "layout_of",
     "rows",
     "sequence",
     "working_dtype",
@@ -131,9 +134,20 @@ class Layout:
         return isinstance(self.arrange, Patches) and self.arrange.channels_last
 
 
+#: Of most layers.
+PLAIN = Layout(sequence)
+
+
+@functools.lru_cache(maxsize=1024)
+def layout_of(arrange: Arrange, transposed: bool, joint: bool) -> Layout:
+    """One object for equal layouts."""
+    return PLAIN if arrange is sequence and not (transposed or joint) else Layout(arrange, transposed, joint)
+
+
 def rows(uses: Sequence["Use"]) -> list[Rows]:
     """Stage 1: the rows of each use. On a GPU all means are one launch or a few, and so are all draws."""
-    lanes = [_lane(use) for use in uses]
+    able = kernels.groupable([use.input for use in uses])
+    lanes = [_lane(use, grouped) for use, grouped in zip(uses, able, strict=True)]
     if len(set(lanes)) == 1:
         results = _LANES[lanes[0]](uses)
     else:
@@ -153,13 +167,13 @@ def _finished(use: "Use", rows: Rows) -> Rows:
     return Rows(rows.r, rows.total, rows.counted, in_difference, use.outputs)
 
 
-def _lane(use: "Use") -> str:
+def _lane(use: "Use", grouped: bool) -> str:
     """Which of the ways below an input goes."""
     x, options = use.input, use.layer.run.options
-    every = options.sharing == "expand" and options.max_rows is None and use.mask is None and options.ranks is None
+    every = not options.few_rows and use.mask is None and options.ranks is None
     if use.own or (every and use.layout.arrange is sequence):
         return "own"
-    if not kernels.can_group(x):
+    if not grouped:
         return "torch"
     if use.layout.arrange is not sequence:
         return _lane_of_patches(use, x)
@@ -177,7 +191,8 @@ def _lane_of_patches(use: "Use", x: Tensor) -> str:
     if options.sharing == "reduce":
         few = options.max_rows is None or len(x) <= options.max_rows
         return "tap means" if few and math.prod(patches.kernel) <= _MOST_TAPS else "torch"
-    drawn = options.max_rows is not None and patches.padding_mode == "zeros" and math.prod(patches.places(x)) > options.max_rows
+    few = options.max_rows is None or patches.padding_mode != "zeros"
+    drawn = not few and _geometry(patches, patches.batched(x).shape)[2] > (options.max_rows or 0)
     return "drawn patches" if drawn else "torch"
 
 
@@ -217,10 +232,16 @@ def _drawn(uses: Sequence["Use"]) -> list[Rows]:
     from isaac_newton.kernels.draws import Window, drawn
 
     options, seed = uses[0].layer.run.options, uses[0].layer.run.seed
-    inputs = [use.input.view(1, -1, use.input.shape[-1]) for use in uses]
-    windows = [Window(x.movedim(-1, 1), (1,), (1,), (0,), (1,), (x.shape[1],), False) for x in inputs]
+    windows, totals = [], []
+    for use in uses:
+        x = use.input
+        features = x.shape[-1]
+        total = x.numel() // features
+        totals.append(total)
+        sizes, strides = (1, features, total), (total * features, 1, features)
+        windows.append(Window(x, sizes, strides, (1,), (1,), (0,), (1,), (total,)))
     found = drawn(windows, options.max_rows or 0, seed, [0] * len(windows))
-    return [Rows(r, x.shape[1]) for x, r in zip(inputs, found, strict=True)]
+    return list(map(Rows, found, totals))
 
 
 def _drawn_patches(uses: Sequence["Use"]) -> list[Rows]:
@@ -231,14 +252,19 @@ def _drawn_patches(uses: Sequence["Use"]) -> list[Rows]:
     for use in uses:
         patches: Any = use.layout.arrange
         x = patches.batched(use.input)
-        _, *places = patches.places(x)
-        before = tuple(margin for margin, _ in patches.margins())
-        windows.append(
-            Window(x, patches.kernel, patches.stride, before, patches.dilation, tuple(places), patches.channels_last)
-        )
-        totals.append(len(x) * math.prod(places))
+        before, places, total = _geometry(patches, x.shape)
+        how = (patches.kernel, patches.stride, before, patches.dilation, places, patches.channels_last)
+        windows.append(Window(x, x.shape, x.stride(), *how))
+        totals.append(total)
     found = drawn(windows, options.max_rows or 0, seed, [0] * len(windows))
     return [Rows(r, total) for r, total in zip(found, totals, strict=True)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _geometry(patches: Patches, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Zeros before the first pixel, patches in each dimension, and patches of all samples."""
+    places = patches.places_of(shape)
+    return tuple(before for before, _ in patches.margins()), places[1:], math.prod(places)
 
 
 def _by_torch(uses: Sequence["Use"]) -> list[Rows]:

@@ -12,12 +12,13 @@ from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.options import MOST_WAITING
-from isaac_newton.core.rows import Arrange, Layout, rows, sequence
+from isaac_newton.core.rows import PLAIN, Arrange, Layout, rows, sequence
+from isaac_newton.kernels import streams
 
 __all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form"]
 
 #: So many neighbouring weights have one node of the graph between them.
-BUCKET = 16
+BUCKET = 32
 _CPU = (-1, 0)
 
 
@@ -59,8 +60,8 @@ class Use:
     @property
     def key(self) -> Hashable:
         """What another use has if its conditioner is this one's."""
-        x = self.input
-        return id(x), torch_private.version(x), self.layout, id(self.mask), self.own
+        x, layout = self.input, self.layout
+        return id(x), torch_private.version(x), None if layout is PLAIN else layout, id(self.mask), self.own
 
     def wait(self) -> None:
         """Let the first request of a backward pass compute the conditioner with those of all others."""
@@ -115,7 +116,7 @@ class Use:
             made[self.key] = conditioners([self])[0], self.input
         return made[self.key][0]
 
-    def saw(self, conditioner: Conditioner, plain: Callable[[], Tensor], conditioned: Tensor) -> None:
+    def saw(self, conditioner: Conditioner, plain: Tensor | Callable[[], Tensor], conditioned: Tensor) -> None:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
         self.layer.saw(conditioner.rows, conditioner.damping, self.outputs, plain, conditioned, own=self.own)
 
@@ -153,6 +154,9 @@ def has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
         return False
     if options.max_rows is not None and x.numel() > options.max_rows * x.shape[-1]:
         return False
+    if options.keep_norm and x.is_cuda and run.capture is None and not run.conditions_outputs:
+        # Where the norm is kept, the kernels do all layers together, and this form is a few products for each.
+        return x.numel() >= x.shape[-1] ** 2 and options.sharing == "expand"
     return options.sharing == "expand" or (x.dim() <= 2 and arrange is sequence)
 
 
@@ -179,10 +183,12 @@ class Alone:
                 use.layer.gather(use.slice, rows([use])[0], weight)
                 result: list[Tensor | None] = list(gradients)
             else:
+                if use.layer.run.capture is not None and use.made is not None:
+                    streams.join(use.branch)  # in a captured step it was computed beside the forward pass
                 made = use.conditioner()
                 matrix = use.layout.matrix(weight, bias, made.rows.groups)
                 (done,) = multiply([matrix], [made], in_place=False)
-                use.saw(made, lambda: matrix, done)
+                use.saw(made, matrix, done)
                 result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
@@ -235,17 +241,35 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
             assert use.slice is not None
             use.layer.gather(use.slice, found, gradient)
         return list(gradients)
-    made = [use.conditioner() for use in uses]
-    matrices = []
-    for use, one, gradient in zip(uses, made, gradients, strict=True):
-        matrices.append(use.layout.matrix(gradient, None, one.rows.groups))
+    made = _made(uses)
+    matrices = [
+        gradient if use.layout is PLAIN else use.layout.matrix(gradient, None, one.rows.groups)
+        for use, one, gradient in zip(uses, made, gradients, strict=True)
+    ]
     inspecting = uses[0].layer.run.inspecting
     done = multiply(matrices, made, in_place=not (torch.is_grad_enabled() or inspecting))
     results = []
     for use, one, gradient, before, after in zip(uses, made, gradients, matrices, done, strict=True):
-        use.saw(one, lambda before=before: before, after)  # type: ignore[misc]
-        results.append(use.layout.parts(after, gradient, None)[0])
+        use.saw(one, before, after)
+        same = use.layout is PLAIN and after.dtype is gradient.dtype
+        results.append(after if same else use.layout.parts(after, gradient, None)[0])
     return results
+
+
+def _made(uses: Sequence[Use]) -> list[Conditioner]:
+    """`Use.conditioner` of each, with the questions about torch's state asked once."""
+    run = uses[0].layer.run
+    if torch.is_grad_enabled() or run.capture is not None:
+        return [use.conditioner() for use in uses]
+    now = run.enter_pass()
+    result = []
+    for use in uses:
+        if use.made is None or use.made_in != now:
+            use.compute(now)
+        assert use.made is not None
+        result.append(use.made)
+        use.made = None  # a second pass through a kept graph asks anew
+    return result
 
 
 class Bucket:

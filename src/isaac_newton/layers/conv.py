@@ -4,6 +4,7 @@ A convolution is linear in the patches its kernel sees. A transposed convolution
 kernel: there the places themselves are the rows, and the outputs of the linear map are the kernel's footprints.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,17 @@ from isaac_newton.math.patches import Patches, is_channels_last
 __all__: list[str] = []
 
 
+#: Equal layers share one object, which is made once and not in each forward pass.
+_patches = functools.lru_cache(maxsize=1024)(Patches)
+
+
 @register(nn.Conv1d)
 @register(nn.Conv2d)
 @register(nn.Conv3d)
 def _conv(layer: Any, site: ConditionedLayer, input: Tensor) -> Tensor:
     # In the order in which the gradient lies in memory, nothing has to be copied; at a step it is read in torch's own.
     inner = site.run.options.when == "backward" and is_channels_last(layer.weight)
-    patches = Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner)
+    patches = _patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner)
     zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str) and input.dim() == layer.weight.dim()
     # In a captured step the gradients of a plain convolution are formed one by one.
     apart = zeros and site.run.capture is not None
