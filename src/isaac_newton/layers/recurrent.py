@@ -91,7 +91,7 @@ def _stack(kernel: Callable[..., Any]) -> Callable[..., Any]:
             for number in range(count):
                 here = slice(number * directions, (number + 1) * directions)
                 begin = start[here] if isinstance(start, Tensor) else tuple(state[here] for state in start)
-                layer = _Layer(kernel, x, sizes, begin, has_bias, directions, _site())
+                layer = _Layer(kernel, x, sizes, begin, (has_bias, training), directions, _site())
                 x, *end = apply_late(layer, weights[number * each : (number + 1) * each], _site())
                 ends.append(tuple(end))
                 if dropout and training and number < count - 1:
@@ -119,12 +119,13 @@ class _Layer:
         x: Tensor,
         sizes: Tensor | None,
         start: State,
-        has_bias: bool,
+        how: tuple[bool, bool],
         directions: int,
         site: ConditionedLayer,
     ) -> None:
         self._kernel, self._x, self._sizes, self._start = kernel, x, sizes, start
-        self._has_bias, self._directions = has_bias, directions
+        (has_bias, self._training), self._directions = how, directions
+        self._has_bias = has_bias
         reduce, mask = site.run.options.sharing == "reduce", site.run.mask
         if sizes is not None:
             # Rows that do not exist are not there; what a mask says of sequences side by side, packing has done.
@@ -149,7 +150,7 @@ class _Layer:
         """Outputs and last states."""
         lengths = () if self._sizes is None else (self._sizes,)
         last = (False,) if self._sizes is None else ()
-        how = (self._has_bias, 1, 0.0, True, self._directions == 2, *last)
+        how = (self._has_bias, 1, 0.0, self._training, self._directions == 2, *last)
         results: tuple[Tensor, ...] = self._kernel(self._x, *lengths, self._start, list(weights), *how)
         return results
 
