@@ -667,3 +667,17 @@ def test_what_torch_refuses_is_refused_in_its_words() -> None:
     for x, message in ((torch.zeros(2, 2, 9).double(), "input_size"), (torch.zeros(2).double(), "2D or 3D")):
         with pytest.raises((RuntimeError, ValueError), match=message):
             module(x)
+
+
+def test_the_automatic_form_keeps_every_norm() -> None:
+    module = make("LSTM", num_layers=2, bidirectional=True)
+    plain = copy.deepcopy(module)
+    handle = isaac.attach(module)
+    x = torch.stack(sequences((6,) * 20), 1)
+    for each in (module, plain):
+        loss(results(each, x)).backward()
+    assert handle.statistics[""].rows == 64
+    for name, p in plain.named_parameters():
+        mine = module.get_parameter(name).grad
+        assert_close(mine.norm(), p.grad.norm())
+        assert torch.equal(mine, p.grad) == name.startswith("bias")
