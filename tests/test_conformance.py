@@ -95,6 +95,7 @@ COMPILE = "torch.compile"
 DYNAMIC = "one graph, no breaks, equal to eager; other batch sizes compile once more and no further"
 
 
+BREAKS = "Torch itself breaks the graph there, unless torch._dynamo.config.allow_rnn is set: then one graph."
 APART = "Layers that receive one tensor (q, k, v) share a conditioner in eager code; compiled, each computes its own."
 
 
@@ -104,6 +105,8 @@ APART = "Layers that receive one tensor (q, k, v) share a conditioner in eager c
         pytest.param("linear", 2, marks=row(COMPILE, f"Linear layers: {DYNAMIC}")),
         pytest.param("convolutions", 2, marks=row(COMPILE, f"Convolutions with groups, transposed, padded: {DYNAMIC}")),
         pytest.param("encoder", 2, marks=row(COMPILE, f"Embedding and nn.TransformerEncoderLayer: {DYNAMIC}", APART)),
+        pytest.param("cells", 2, marks=row(COMPILE, f"LSTM, GRU and RNN cells: {DYNAMIC}")),
+        pytest.param("recurrent", 1, marks=row(COMPILE, "nn.LSTM and nn.GRU: equal to eager", BREAKS)),
         pytest.param("bert", 1, marks=row(COMPILE, "A Hugging Face BERT: one graph, no breaks, equal to eager")),
         pytest.param("gpt2", 1, marks=row(COMPILE, "A Hugging Face GPT-2: one graph, no breaks, equal to eager")),
         pytest.param("inductor", 1, marks=row(COMPILE, "The inductor backend, every kind of layer: equal to eager")),

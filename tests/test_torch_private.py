@@ -175,6 +175,32 @@ def test_the_gradients_of_a_convolution_one_by_one() -> None:
         torch.testing.assert_close(torch_private.convolution_gradients(g, x, layer.weight, how, flags)[number], each)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_look_their_kernels_up_by_a_name(kind: type[nn.RNNBase], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = {nn.LSTM: "lstm", nn.GRU: "gru", nn.RNN: "rnn_tanh"}[kind]
+    layer, x, calls = kind(2, 3), torch.randn(4, 1, 2), []
+    kernel, cell = torch_private.recurrent_kernel(name), torch_private.recurrent_kernel(f"{name}_cell")
+
+    class Kernels:
+        @staticmethod
+        def seen(*args: Any) -> Any:
+            calls.append(args)
+            return kernel(*args)
+
+    setattr(Kernels, name, Kernels.seen)
+    wanted = layer(x)[0]
+    monkeypatch.setattr(nn.modules.rnn, torch_private.RECURRENT_KERNELS, Kernels)
+    assert torch.equal(layer(x)[0], wanted)
+    # Input, state, weights in the order of the parameters' names, then how.
+    (args,) = calls
+    assert args[0] is x
+    assert all(map(lambda mine, theirs: mine is theirs, args[2], layer.parameters()))
+    assert args[3:] == (True, 1, 0.0, True, False, False)
+    state = torch.zeros(1, 3)
+    last = cell(x[0], (state, state) if kind is nn.LSTM else state, *layer.parameters())
+    torch.testing.assert_close(last[0] if kind is nn.LSTM else last, wanted[0])
+
+
 def test_no_other_file_uses_a_private_name_of_torch() -> None:
     private = re.compile(
         r"torch\._[a-zA-Z]|_execution_engine|\._version\b|\._base\b|\._backward_hooks|_post_accumulate|ops\.aten\._"

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 __all__ = [
     "BATCH_NORMS",
+    "RECURRENT_KERNELS",
     "after_backward",
     "base",
     "break_graph",
@@ -30,6 +31,7 @@ __all__ = [
     "keeps_graph",
     "no_view",
     "raw_stream",
+    "recurrent_kernel",
     "saves_elsewhere",
     "sparse_parts",
     "version",
@@ -51,6 +53,8 @@ is_transformed: Callable[[], bool] = _C._are_functorch_transforms_active
 
 #: The common base of torch's batch norms.
 BATCH_NORMS: type[nn.Module] = nn.modules.batchnorm._NormBase
+#: Under this name recurrent layers look their kernels up, once torch has checked what they were given.
+RECURRENT_KERNELS = "_VF"
 
 
 def will_compute(node: Any) -> bool:
@@ -122,6 +126,12 @@ def no_view(x: Tensor) -> Tensor:
     """The same tensor, not known as a view: what a Function returns as a view may not be changed in place."""
     whole: Tensor = _ATEN._unsafe_view(x, x.shape)
     return whole
+
+
+def recurrent_kernel(name: str) -> Callable[..., Any]:
+    """What a recurrent layer or cell of torch calls. No public function takes the weights as arguments."""
+    kernel: Callable[..., Any] = getattr(torch._VF, name)
+    return kernel
 
 
 def convolution_gradients(g: Tensor, x: Tensor, weight: Tensor, how: tuple[Any, ...], wanted: list[bool]) -> Sequence[Tensor]:

@@ -62,6 +62,26 @@ class Mixed(nn.Module):
         return self.head(F.relu(self.conv(x.mT)).mT)
 
 
+class Recurrent(nn.Module):
+    """Compiled by torch where it is told to: `torch._dynamo.config.allow_rnn`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(9, 4, 2, bidirectional=True), nn.GRU(8, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(self.lstm(x[:, None])[0])[0]
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru, self.rnn = nn.LSTMCell(9, 4), nn.GRUCell(4, 3), nn.RNNCell(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(self.gru(self.lstm(x)[0]))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 3))
 
@@ -166,6 +186,19 @@ def masked() -> dict[str, Any]:
             pair.step(tokens(5))
         errors.append(pair.error)
     return pair.found(error=max(errors))
+
+
+def recurrent() -> dict[str, Any]:
+    errors = []
+    for options in ({}, {"when": "step"}, {"sharing": "reduce"}, {"bias": "joint"}):
+        pair = Pair(Recurrent, fullgraph=False, **options)
+        for _ in range(2):
+            pair.step(vectors(5))
+        errors.append(pair.error)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        pair = Pair(Recurrent)
+        pair.step(vectors(5))
+    return pair.found(error=max(*errors, pair.error))
 
 
 def damping_changes() -> dict[str, Any]:
@@ -273,6 +306,8 @@ GROUPS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         "linear": lambda: sizes(mlp, vectors),
         "convolutions": lambda: sizes(Convolutions, images),
         "encoder": lambda: sizes(Encoder, tokens),
+        "cells": lambda: sizes(Cells, vectors),
+        "recurrent": recurrent,
         "bert": lambda: sizes(bert, tokens, [7]),
         "gpt2": lambda: sizes(gpt2, tokens, [7]),
         "inductor": inductor,

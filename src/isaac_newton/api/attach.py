@@ -175,7 +175,7 @@ def _select(
             skipped[name] = (
                 f"{type(module).__name__} can be conditioned by its own batch only, without when='step' and process_group"
             )
-        elif run.options.when == "step" and (is_parametrized(module) or _is_computed(getattr(module, "weight", None))):
+        elif run.options.when == "step" and (is_parametrized(module) or _has_computed_weights(module)):
             skipped[name] = "its weight is computed from other parameters, whose gradients when='step' cannot condition"
         else:
             chosen[name] = (module, found)
@@ -184,9 +184,10 @@ def _select(
     return chosen, skipped
 
 
-def _is_computed(weight: object) -> bool:
+def _has_computed_weights(module: nn.Module) -> bool:
     """Whether a weight is made anew in each forward pass, as old-style `weight_norm`, `spectral_norm` and `prune` do."""
-    return isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter)
+    attributes = vars(module).items()
+    return any(isinstance(value, Tensor) and (value.requires_grad or name == "weight") for name, value in attributes)
 
 
 def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -> set[str]:

@@ -72,7 +72,7 @@ def apply(
     elif layer.bucket is not None and _can_share(layer.bucket, use, weight):
         bucket, number = layer.bucket
         use.wait()
-        output = operation(x, bucket.take(use, weight, number, _open), bias)
+        output = operation(x, bucket.take(use, weight, number, hand_out), bias)
         _give_to_graph(use, output)
         return output
     else:
@@ -109,7 +109,7 @@ def condition(
     if weight.is_complex():
         raise TypeError(f"weight must be real, got {weight.dtype}: conditioners are made from real inputs")
     if traced.is_traced():
-        return traced.condition(weight, bias, input, site, arrange, transposed)
+        return traced.condition(weight, bias, input, site, arrange, transposed, site.run.mask)
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return weight, bias
     use = _use_of(None, input, weight, bias, site, arrange, transposed)
@@ -119,10 +119,10 @@ def condition(
     return _alone(use, weight, bias)
 
 
-def hand_out(weight: Tensor, conditions: _Conditions, saved: Tensor | None = None) -> Tensor:
-    """The weight under another name: what comes back goes through `conditions`."""
-    name: Tensor = torch_private.call(_Weights, conditions, saved, weight)[0]
-    return name
+def hand_out(conditions: _Conditions, saved: Tensor | None, *weights: Tensor) -> Sequence[Tensor]:
+    """The weights under other names: what comes back goes through `conditions`."""
+    names: Sequence[Tensor] = torch_private.call(_Weights, conditions, saved, *weights)
+    return names
 
 
 def observe(use: Use) -> None:
@@ -247,13 +247,8 @@ def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
     x = use.input
     _note(use, weight, bias if joint else None)
     tensors = (weight, bias) if joint else (weight,)
-    names = torch_private.call(_Weights, Alone(use), x if elsewhere else None, *tensors)
+    names = hand_out(Alone(use), x if elsewhere else None, *tensors)
     return names[0], names[1] if joint else bias
-
-
-def _open(*args: object) -> Sequence[Tensor]:
-    names: Sequence[Tensor] = torch_private.call(_Weights, *args)
-    return names
 
 
 class _Weights(torch.autograd.Function):
@@ -341,8 +336,7 @@ def _conditioned_again(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         return weight
     use = dataclasses.replace(ctx.use, own=False, kept=x, made=None)
     tensors = (weight, ctx.bias) if use.layout.joint else (weight,)
-    name: Tensor = torch_private.call(_Weights, Alone(use), None, *tensors)[0]
-    return name
+    return hand_out(Alone(use), None, *tensors)[0]
 
 
 def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bool) -> tuple[Tensor, Tensor | None]:

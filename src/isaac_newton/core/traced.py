@@ -58,11 +58,17 @@ def apply(
         function = _TracedLinear if torch.compiler.is_compiling() else _FunctionalLinear
         output: Tensor = _applied(function, x, weight, bias, layer)
         return output
-    return operation(x, *condition(weight, bias, x, layer, arrange, transposed))
+    return operation(x, *condition(weight, bias, x, layer, arrange, transposed, run.mask))
 
 
 def condition(
-    weight: Tensor, bias: Tensor | None, x: Tensor, layer: ConditionedLayer, arrange: Arrange, transposed: bool
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    layer: ConditionedLayer,
+    arrange: Arrange,
+    transposed: bool,
+    mask: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """As `gradient.condition`."""
     if not _conditions(weight):
@@ -75,7 +81,7 @@ def condition(
     where = layer.slice(weight, transposed=transposed, bias=joint)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     function = _Condition if torch.compiler.is_compiling() else _FunctionalCondition
-    names = _applied(function, weight, joint, x, layer.run.mask, layer, layout, where, outputs)
+    names = _applied(function, weight, joint, x, mask, layer, layout, where, outputs)
     return names[0], bias if joint is None else names[1]
 
 

@@ -59,7 +59,7 @@ def _name_of(
         if layer.run.options.when == "step":
             raise RuntimeError("when='step' conditions the .grad of parameters, and torch.func has none: use when='backward'")
         return traced.hand_out(weight, lambda g, *rest: transform(g, *rest[:-1], layer), layer.number, *given)
-    return hand_out(weight, _Tokens(transform, given, layer))
+    return hand_out(_Tokens(transform, given, layer), None, weight)[0]
 
 
 @register(nn.Embedding)

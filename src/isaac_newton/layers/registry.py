@@ -36,8 +36,6 @@ _REGISTRY: dict[type[nn.Module] | str, Registration] = {}
 _COMPLEX = "its weights are complex, and conditioners are made from real inputs"
 _NORMALIZATION = "normalization scales each feature by itself: there is no input matrix to condition with"
 _REASONS: dict[type, str] = {
-    nn.RNNBase: "its recurrent weights are applied inside one fused kernel; build it from cells of nn.Linear to condition it",
-    nn.RNNCellBase: "the cell multiplies inputs and state inside one kernel; write it with two nn.Linear to condition it",
     nn.LayerNorm: _NORMALIZATION,
     nn.RMSNorm: _NORMALIZATION,
     nn.GroupNorm: _NORMALIZATION,
