@@ -13,8 +13,8 @@ Value: TypeAlias = str | int | float | bool | tuple[int, ...]
 #: Names and values, sorted by name.
 Settings: TypeAlias = tuple[tuple[str, Value], ...]
 
-#: Of the learning rate: constant; half a cosine down to zero, or after `warm_up` steps to `floor`; up over a tenth, then straight
-#: down to zero; straight down to zero; times `drop` after each of `drops` equal parts.
+#: Of the learning rate: constant; half a cosine down to zero, or after `warm_up` steps to `floor`; up over the first tenth,
+#: then straight down to zero; "straight" without the first part; times `drop` after each of `drops` equal parts.
 SCHEDULES = ("constant", "cosine", "linear", "straight", "stepped")
 #: What is measured besides the training examples: those for tests, or some cut from the training examples, for searches.
 SPLITS = ("test", "validation")

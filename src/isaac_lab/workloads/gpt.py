@@ -177,11 +177,12 @@ def char_gpt(small: bool, device: str, folder: Path | None) -> Workload:
     return made
 
 
-@registered("nano-gpt", "batch", "context", "layers", "width", "tested", "split")
-def nano_gpt(small: bool, device: str, folder: Path | None, *, tested: int = 0, **variant: Any) -> Workload:
+@registered("nano-gpt", "batch", "context", "depth", "width", "tested", "split")
+def nano_gpt(small: bool, device: str, folder: Path | None, *, tested: int = 0, depth: int = 0, **variant: Any) -> Workload:
     """NanoGPT's network for characters: 6 layers × 384, dropout 0.2, weights of the last layer those of the embedding."""
     shape: dict[str, Any] = {"layers": 6, "width": 384, "heads": 6, "context": 256, "batch": 64}
     shape = ({"layers": 2, "width": 48, "heads": 6, "context": 32, "batch": 8} if small else shape) | variant
+    shape |= {"layers": depth} if depth else {}
     text = shakespeare.load()[: EXCERPT if small else None]
     made = Characters(text, device, measured=tested or MOST_MEASURED, dropout=0.2, tied=True, **shape)
     made.data, made.checksum = "Shakespeare, first 100,000 characters" if small else "Shakespeare", shakespeare.FILE.md5
