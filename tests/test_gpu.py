@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import isaac_newton as isaac
 from isaac_lab.methods.optimizers import StackedSGD
-from isaac_newton import equations
+from isaac_newton import equations, kernels
 from isaac_newton.core.conditioner import invert, multiply
 from isaac_newton.core.rows import Rows
 from isaac_newton.kernels import streams
@@ -628,7 +628,7 @@ def test_a_graph_that_is_kept_gives_the_same_again_in_a_captured_step() -> None:
 
 def test_without_triton_the_library_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with_triton = train("eager")
-    monkeypatch.setattr(kernels, "_has_triton", lambda: False)
+    monkeypatch.setattr(kernels, "has_triton", lambda: False)
     assert_close(train("eager"), with_triton, TOLERANCE[torch.float32])
 
 

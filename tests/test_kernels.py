@@ -146,7 +146,7 @@ def exact_inverse_of_rows(r: Tensor) -> Tensor:
 def subtract(device: str) -> None:
     module = kernels("subtract")
     # The interpreter cuts digits off where it rounds to bfloat16.
-    rounding = {torch.float32: 2e-6, torch.bfloat16: 2**-9 if device == "cuda" else 2**-7, torch.float16: 2**-11}
+    rounding = {torch.float32: 2e-6, torch.bfloat16: 2**-8 if device == "cuda" else 2**-7, torch.float16: 2**-11}
     for dtype, transposed in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.float16, True)):
         cases = DIFFERENCES if device == "cuda" or dtype is torch.float32 else DIFFERENCES[:5]
         gradients, rows, multiplied, inverses = differences(device, dtype, transposed, cases)
@@ -220,7 +220,7 @@ def inverse_large(device: str) -> None:
 def largest_eigenvalue(device: str) -> None:
     """Both kernels estimate it as `eigenvalue` does, also where rows cancel each other."""
     estimate = kernels("eigenvalue").largest_eigenvalue
-    x = torch.randn(24, 40, device=device)
+    x = torch.randn(24, 40).to(device)  # the same on every device: how fast the products find it depends on the numbers
     for rows in (x, torch.cat([x, -x]), torch.cat([x, torch.zeros_like(x)])):
         gram = rows.double() @ rows.double().mT
         expected = estimate(gram).item()

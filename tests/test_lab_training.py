@@ -388,8 +388,8 @@ def test_a_captured_muon_follows_the_schedule(workload: str, monkeypatch: pytest
     (eager,), (kept,) = (train([one], made, options) for one in (trial, replace(trial, schedule="constant")))
     assert (captured.about["mode"], eager.about["mode"]) == ("captured", "eager")
     assert captured.column("train_loss") == pytest.approx(eager.column("train_loss"), rel=0.01)
-    # With one rate all the time it ends elsewhere.
-    assert captured.final("train_loss") != pytest.approx(kept.final("train_loss"), rel=0.02)
+    # With one rate all the time it ends further away than that.
+    assert captured.final("train_loss") != pytest.approx(kept.final("train_loss"), rel=0.01)
 
 
 def test_every_shape_of_batch_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

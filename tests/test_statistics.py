@@ -335,7 +335,7 @@ def test_zero_gradients_have_no_angle() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("options", [{}, {"when": "step"}, {"when": "step", "decay": 0.5}, {"max_rows": 200}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"when": "step"}, {"when": "step", "decay": 0.5}, {"max_rows": 1050}], ids=str)
 @pytest.mark.parametrize(("rows", "features"), [(1100, 1300), (1300, 1100)])
 def test_on_a_gpu_the_device_replaces_and_counts(
     rows: int, features: int, options: dict[str, object], fail: Callable[[float], None]

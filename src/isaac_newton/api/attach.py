@@ -3,7 +3,7 @@
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -14,23 +14,28 @@ from isaac_newton.core.distributed import Ranks
 from isaac_newton.core.layer import ConditionedLayer, child
 from isaac_newton.core.options import BiasMode, Options, OutputCurvature, OutputDamping, Run, Sharing, When, check_choice
 from isaac_newton.layers import Registration, find
-from isaac_newton.math.damping import Damping
+from isaac_newton.math.damping import Damping, check
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["Layers", "attach", "detach"]
 
+#: Rows that feed a conditioner with `damping="auto"`, at most.
+AUTO_ROWS = 64
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
 Layers: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
 
 
 def attach(
     model: nn.Module,
-    damping: Damping = 1.0,
+    damping: Damping | Literal["auto"] = "auto",
     *,
     layers: Layers | None = None,
     exclude: str | Iterable[str] = (),
-    sharing: Sharing = "expand",
+    keep_norm: bool | None = None,
+    sharing: Sharing | None = None,
     max_rows: int | None = None,
     bias: BiasMode = "plain",
     output_damping: OutputDamping = math.inf,
@@ -50,15 +55,20 @@ def attach(
 
     Args:
         model: Any module; layers are looked for in all of its submodules.
-        damping: $λ_a > 0$: small values condition strongly, `math.inf` not at all. A number, `Relative(ρ)`, or a function
-            of the number of backward passes so far that returns one of these.
+        damping: "auto" chooses everything so that learning rates stay what they are: λ is a tenth of the largest eigenvalue
+            of a layer's rows, at most 64 rows are drawn, each gradient keeps its norm, and embeddings stay plain. With a
+            damping it is the paper's ζ*: $λ_a > 0$, small values condition strongly, `math.inf` not at all. A number,
+            `Relative(ρ)`, or a function of the number of backward passes so far that returns one of these.
+        keep_norm: Whether each conditioned gradient gets the norm of the plain one, layer by layer, so that learning rates
+            stay what they are. None: with "auto" only.
         layers: Which layers: None for all supported ones, a glob pattern or several over module names ("encoder.*"), or a
             function `(name, module) -> bool`.
         exclude: Glob pattern(s) over module names to leave out.
         sharing: What a row is where a layer sees several positions of a sample (sequences, images): "expand", each position
             is one; "reduce", a sample's positions are averaged to one, which costs next to nothing. Embeddings take every
-            token, which costs nothing either.
-        max_rows: At most this many rows, a random subset, feed a conditioner; follows `torch.manual_seed`.
+            token, which costs nothing either. None: "expand".
+        max_rows: At most this many rows, a random subset drawn anew in each pass, feed a conditioner; follows
+            `torch.manual_seed`. None: 64 with "auto", else all.
         bias: "plain" leaves bias gradients alone (the paper); "joint" conditions them with the weights by joining a
             column of ones to the inputs.
         output_damping: $λ_g > 0$. `math.inf` gives ζ*; a number gives ζ; "kfac" damps both sides alike, which is K-FAC: a
@@ -79,9 +89,11 @@ def attach(
         A handle to look at (`print(handle)`), to change the damping with, and to detach.
     """
     check_choice("when", when, When)
+    auto = isinstance(damping, str) and damping == "auto"
     options = Options(
-        sharing=sharing,
-        max_rows=max_rows,
+        sharing="expand" if sharing is None else sharing,
+        max_rows=AUTO_ROWS if auto and max_rows is None and output_damping == math.inf else max_rows,
+        keep_norm=auto if keep_norm is None else keep_norm,
         bias=bias,
         output_curvature=output_curvature,
         samples=samples,
@@ -91,8 +103,8 @@ def attach(
         power=power,
         ranks=Ranks(process_group) if when == "step" or process_group is not None else None,
     )
-    run = Run(options, damping, output_damping)
-    chosen, skipped = _select(model, layers, exclude, run)
+    run = Run(options, check(damping), output_damping)
+    chosen, skipped = _select(model, layers, exclude, run, plain_embeddings=auto)
     sites: dict[str, ConditionedLayer] = {}
     for name, (module, registration) in chosen.items():
         parts = {child(name, part): module.get_submodule(part) for part in registration.parts}
@@ -106,7 +118,7 @@ def _fill_buckets(sites: Iterable[ConditionedLayer]) -> None:
     bucket = use.Bucket()
     for site in sites:
         weight = getattr(site.module, "weight", None)
-        if isinstance(weight, nn.Parameter) and weight.dim() > 1:
+        if isinstance(weight, nn.Parameter) and weight.dim() > 1 and not isinstance(site.module, _EMBEDDINGS):
             if len(bucket.weights) == use.BUCKET:
                 bucket = use.Bucket()
             site.bucket = bucket, bucket.add(weight)
@@ -124,7 +136,7 @@ def detach(model: nn.Module) -> None:
 
 
 def _select(
-    model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], run: Run
+    model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], run: Run, *, plain_embeddings: bool
 ) -> tuple[dict[str, tuple[nn.Module, Registration]], dict[str, str]]:
     """Split the modules that own parameters into those to condition and those to skip, with reasons."""
     if not isinstance(model, nn.Module):
@@ -155,6 +167,8 @@ def _select(
             )
         elif isinstance(found, str):
             skipped[name] = found
+        elif plain_embeddings and layers is None and isinstance(module, _EMBEDDINGS):
+            skipped[name] = "damping='auto' leaves embeddings plain; name it with layers=, or give a damping, to condition it"
         elif run.conditions_outputs and not found.outputs:
             skipped[name] = f"ζ needs the output gradients of {type(module).__name__}, which only ζ* does without"
         elif run.options.ranks is not None and not found.gathers:

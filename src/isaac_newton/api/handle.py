@@ -270,7 +270,7 @@ class Handle:
             "backward_passes": run.backward_passes,
             "steps": run.steps,
             "damping": run.damping.ratio if isinstance(run.damping, Relative) else strength,
-            "relative": isinstance(run.damping, Relative),
+            "relative": run.damping.to if isinstance(run.damping, Relative) else "",
             "curvature": {
                 name: {tuple(where): moment.state() for where, moment in site.moments.items()}
                 for name, site in self._sites.items()
@@ -299,7 +299,9 @@ class Handle:
         # Everything is looked at before anything is changed.
         passes, steps = (check_count(f"{name} of the state", state[name], 0) for name in ("backward_passes", "steps"))
         if damping is not None:
-            damping = Relative(damping) if state["relative"] is True else check(damping, "the state's damping")
+            # Until 0.1 it was True or False.
+            to = {True: "mean", False: ""}.get(state["relative"], state["relative"])
+            damping = Relative(damping, to=to) if to else check(damping, "the state's damping")
         run = self._run
         run.backward_passes, run.steps = passes, steps
         run.damping = run.damping if damping is None else damping

@@ -18,7 +18,7 @@ from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR, Operation
 from isaac_newton.core.outputs import condition_outputs, output_conditioner
 from isaac_newton.core.rows import Arrange, Layout, as_rows, cast, rows, sequence
-from isaac_newton.core.use import Alone, Use, conditioners, has_own_form
+from isaac_newton.core.use import Alone, Bucket, Use, conditioners, has_own_form
 from isaac_newton.kernels import streams
 from isaac_newton.torch_private import full_precision
 
@@ -67,13 +67,13 @@ def apply(
     use = _use_of(operation, x, weight, bias, layer, arrange, transposed)
     if run.row_observer is not None:
         observe(use)
-    elif use.own or _takes_apart(operation, use):
+    elif use.own or (run.capture is not None and _takes_apart(operation, use)):
         _note(use, weight, bias)
         output: Tensor = torch_private.call(_Layer, x, weight, bias, operation, use)
         return output
-    elif layer.bucket is not None and _can_share(layer, use, weight):
+    elif layer.bucket is not None and _can_share(layer.bucket, use, weight):
         bucket, number = layer.bucket
-        _note(use, weight, None)
+        use.wait()
         output = operation(x, bucket.take(use, weight, number, _open), bias)
         _give_to_graph(use, output)
         return output
@@ -159,9 +159,10 @@ def _use_of(
     transposed: bool,
 ) -> Use:
     """One call of a layer."""
-    run, joint = layer.run, is_joint(bias, layer)
+    run = layer.run
+    joint = run.options.bias == "joint" and is_joint(bias, layer)
     own = operation is LINEAR and has_own_form(x, layer, arrange)
-    outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
+    outputs = weight.numel() // max(weight.shape[0], 1) if transposed else len(weight)
     where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
     plain = arrange is sequence and not (transposed or joint)
     layout = _SEQUENCE if plain else Layout(arrange, transposed, joint)
@@ -170,37 +171,32 @@ def _use_of(
 
 def _takes_apart(operation: Forward, use: Use) -> bool:
     """Whether the weight's gradient is formed beside the chain of input gradients, in a captured step."""
-    if use.layer.run.capture is None or use.layout.joint or not isinstance(operation, Operation):
+    if use.layout.joint or not isinstance(operation, Operation):
         return False
     options = use.layer.run.options
-    few = options.sharing == "reduce" or options.max_rows is not None
-    return few and options.when == "backward" and options.ranks is None
+    return options.few_rows and options.when == "backward" and options.ranks is None
 
 
-def _can_share(layer: ConditionedLayer, use: Use, weight: Tensor) -> bool:
+def _can_share(place: tuple[Bucket, int], use: Use, weight: Tensor) -> bool:
     """Whether a weight may be in a bucket with others; if not, it has a node of its own."""
-    assert layer.bucket is not None
-    bucket, number = layer.bucket
-    run = layer.run
+    (bucket, number), run = place, use.layer.run
     return (
         bucket.weights[number] is weight  # not parametrized, not FSDP2's, not swapped
-        and _has_few_rows(use)
-        and not use.layout.joint
-        and not run.alone
+        and (run.options.few_rows or _has_few_rows(use))
+        and not (use.layout.joint or run.alone)
         and run.options.ranks is None  # collectives need one order on all ranks
         and run.capture is None
         and not torch_private.saves_elsewhere()
         and not torch_private.differentiates_forward()
-        and not torch_private.has_backward_hooks(layer.module)
+        and not torch_private.has_backward_hooks(use.layer.module)
     )
 
 
 def _has_few_rows(use: Use) -> bool:
     """Whether the rows of many uses may be there at once: they are few, or the inputs themselves."""
-    options = use.layer.run.options
-    if options.sharing == "reduce" or options.max_rows is not None or options.when == "step":
+    if use.own or use.layer.run.options.few_rows:
         return True
-    return use.own or (use.layout.arrange is sequence and use.mask is None and not use.layout.joint)
+    return use.layout.arrange is sequence and use.mask is None and not use.layout.joint
 
 
 def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
@@ -303,7 +299,9 @@ class _Layer(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         if torch_private.differentiates_forward():
             ctx.save_for_forward(x, weight)
-        return operation(x, weight, bias)
+        output = operation(x, weight, bias)
+        # What a Function returns as a view may not be changed in place, and torch returns one for other than matrices.
+        return output if torch_private.base(output) is None else torch_private.no_view(output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -361,7 +359,7 @@ def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bo
             use.layer.run.enter_pass()
             g = condition_outputs(use, g)
         made = use.conditioner()
-        conditioned = multiply_own(g, made)
+        conditioned = multiply_own(g, made, plain)
         use.saw(made, lambda: multiply_own(plain, Conditioner(made.rows)), conditioned)
         conditioned = cast(conditioned, dtype)
     return (conditioned[:, :-1], conditioned[:, -1]) if joint else (conditioned, None)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isaac_newton import torch_private
 from isaac_newton.core.distributed import Ranks
-from isaac_newton.math.damping import Damping, check, number
+from isaac_newton.math.damping import Damping, RelativeTo, check, number
 
 if TYPE_CHECKING:
     from isaac_newton.core.conditioner import Conditioner
@@ -30,6 +30,7 @@ __all__ = [
     "When",
     "check_choice",
     "check_count",
+    "check_flag",
     "draw_seed",
     "is_kfac",
 ]
@@ -60,12 +61,18 @@ class Options:
     refresh: int = 1
     power: float = 1.0
     ranks: Ranks | None = None
+    keep_norm: bool = False
+    #: Whether conditioners are made of fewer rows than a layer multiplies, or of copies.
+    few_rows: bool = field(init=False)
 
     def __post_init__(self) -> None:
         check_choice("sharing", self.sharing, Sharing)
         check_choice("bias", self.bias, BiasMode)
         check_choice("output_curvature", self.output_curvature, OutputCurvature)
         check_choice("when", self.when, When)
+        check_flag("keep_norm", self.keep_norm)
+        few = self.sharing == "reduce" or self.max_rows is not None or self.when == "step"
+        object.__setattr__(self, "few_rows", few)
         check_count("samples", self.samples)
         check_count("refresh", self.refresh)
         if self.max_rows is not None:
@@ -186,12 +193,12 @@ class Run:
             self.backward_passes += 1
         return now
 
-    def damping_now(self) -> tuple[float | Tensor, bool]:
-        """λ, or ρ, and whether it is ρ, for the current backward pass or step."""
+    def damping_now(self) -> tuple[float | Tensor, RelativeTo]:
+        """λ, or ρ and what it is relative to, for the current backward pass or step."""
         strength, relative = number(self.damping, self.step)
         return (strength if self.capture is None else self.capture.damping), relative
 
-    def output_damping_now(self) -> tuple[float | Tensor, bool]:
+    def output_damping_now(self) -> tuple[float | Tensor, RelativeTo]:
         """The same of the output side."""
         kfac = is_kfac(self.output_damping)
         strength, relative = number(self.damping if kfac else self.output_damping, self.step)  # type: ignore[arg-type]
@@ -241,6 +248,12 @@ def check_choice(name: str, value: object, choices: object) -> None:
     allowed = get_args(choices)
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_count(name: str, value: object, least: int = 1) -> int:

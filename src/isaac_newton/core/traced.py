@@ -176,7 +176,9 @@ class _TracedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, layer: ConditionedLayer) -> Tensor:
-        return LINEAR(x, weight, bias)
+        output = LINEAR(x, weight, bias)
+        # What a Function returns as a view may not be changed in place, and torch returns one for other than matrices.
+        return output if x.dim() == 2 or bias is None else torch_private.no_view(output)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -230,7 +232,7 @@ def _own(g: Tensor, a: Tensor, joint: bool, layer: ConditionedLayer) -> Tensor:
     plain = g
     if layer.run.conditions_outputs:
         g = condition_outputs(use, g)
-    conditioned = multiply_own(g, made)
+    conditioned = multiply_own(g, made, plain)
     if torch_private.has_values(g):
         use.saw(made, lambda: multiply_own(plain, type(made)(made.rows)), conditioned)
     return conditioned
@@ -301,7 +303,7 @@ def _counted(r: Tensor, mask: Tensor | None, total: int, gradient: Tensor, run: 
 def _condition_at_run_time(gradient: Tensor, r: Tensor, mask: Tensor | None, total: int, layer: int) -> Tensor:
     found = layer_of(layer)
     rows = _counted(r, mask, total, gradient, found.run)
-    (made,) = invert([rows], *found.run.damping_now())
+    (made,) = invert([rows], *found.run.damping_now(), keep_norm=found.run.options.keep_norm)
     if isinstance(made.failures, Tensor) or made.failures:
         found.fell_back(made.failures)
     matrix = gradient if rows.r.dim() == 3 else gradient[0]

@@ -128,7 +128,8 @@ def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditione
         first.setdefault(key, use)
     distinct = list(first.values())
     strength, relative = distinct[0].layer.run.damping_now()
-    found = invert(rows(distinct), strength, relative, early=early)
+    keep_norm = distinct[0].layer.run.options.keep_norm
+    found = invert(rows(distinct), strength, relative, early=early, keep_norm=keep_norm)
     for use, made in zip(distinct, found, strict=True):
         if isinstance(made.failures, Tensor) or made.failures:
             use.layer.fell_back(made.failures)
@@ -191,7 +192,8 @@ class Alone:
 class Opening:
     """One node of the graph over the weights of a bucket, for one forward pass; plain gradients come back to it together."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, bucket: "Bucket", size: int) -> None:
+        self.bucket = bucket
         self.uses: list[weakref.ref[Use] | None] = [None] * size
 
     def condition(
@@ -200,6 +202,7 @@ class Opening:
         """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
         result: list[Tensor | None] = [None] * len(gradients)
         numbers, uses, plain, passed = [], [], [], False
+        self.bucket.close(self)
         for number, gradient in enumerate(gradients):
             if gradient is None:
                 continue
@@ -262,6 +265,11 @@ class Bucket:
         self.weights.append(weight)
         return len(self.weights) - 1
 
+    def close(self, opening: "Opening") -> None:
+        """A backward pass is here: names that nobody took would keep its graph, and tie the next one to its stream."""
+        if opening is self._opening:
+            self._opening, self._names = None, []
+
     def take(self, use: Use, weight: Tensor, number: int, open_node: Callable[..., Sequence[Tensor]]) -> Tensor:
         """The weight's name in the node that is open; if it is used up, a new node is opened.
 
@@ -270,7 +278,7 @@ class Bucket:
         name = self._names[number] if self._names else None
         if name is None or name.data_ptr() != weight.data_ptr():
             live = [each.requires_grad for each in self.weights]
-            self._opening = Opening(sum(live))
+            self._opening = Opening(self, sum(live))
             names = iter(
                 open_node(self._opening, None, *(each for each, needs in zip(self.weights, live, strict=True) if needs))
             )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isaac_newton.math import equations
 
-__all__ = ["NOTHING", "inverse", "inverses", "subtract", "unrounded"]
+__all__ = ["NOTHING", "inverse", "inverses", "ratio", "subtract", "unrounded"]
 
 NOTHING = contextlib.nullcontext()
 
@@ -51,12 +51,12 @@ def _in_float32(library: Any) -> Iterator[None]:
 
 
 def inverse(
-    x: Float[Tensor, "*groups k l"], scale: float, in_difference: bool = False
+    x: Float[Tensor, "*groups k l"], scale: float, in_difference: bool = False, largest: float = math.inf
 ) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
     """(I + s·x xᵀ)⁻¹, or None if `x` is not finite, and the number of failed factorizations: 0, or 1 however many groups fail.
 
     A factorization that fails is repeated with a larger damping; where that fails too, the identity stands, or zero where the
-    inverse is used `in_difference`.
+    inverse is used `in_difference`. `largest` is the largest eigenvalue of s·x xᵀ, where it is known.
     """
     identity = _identity(x.shape[-2], x.dtype)
     with unrounded(x):
@@ -65,7 +65,7 @@ def inverse(
         trace = matrix.trace().item()
     else:
         trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1).amax().item()
-    small = _is_small(trace, x, DIFFERENCE_TRACE if in_difference else FLOAT32_TRACE)
+    small = _is_small(trace, x, in_difference, largest)
     if small:
         factor, info = torch.linalg.cholesky_ex(matrix)
         if not (info if x.dim() == 2 else info.any()).item():
@@ -74,12 +74,12 @@ def inverse(
 
 
 def inverses(
-    xs: Sequence[Float[Tensor, "k ..."]], scales: Sequence[float], in_difference: bool = False
+    xs: Sequence[Float[Tensor, "k ..."]], scales: Sequence[float], in_difference: bool = False, largest: float = math.inf
 ) -> list[tuple[Float[Tensor, "k k"] | None, int]]:
     """`inverse` of each matrix, by one factorization for all of those for which float32 is accurate."""
     if len(xs) == 1:
-        return [inverse(xs[0], scales[0], in_difference)]
-    size, dtype, limit = xs[0].shape[0], xs[0].dtype, DIFFERENCE_TRACE if in_difference else FLOAT32_TRACE
+        return [inverse(xs[0], scales[0], in_difference, largest)]
+    size, dtype = xs[0].shape[0], xs[0].dtype
     found: dict[int, Tensor] = {}
     if all(x.dtype is dtype for x in xs):
         matrices, identity = torch.empty(len(xs), size, size, dtype=dtype), _identity(size, dtype)
@@ -87,23 +87,28 @@ def inverses(
             for x, scale, matrix in zip(xs, scales, matrices, strict=True):
                 torch.addmm(identity, x, x.mT, alpha=scale, out=matrix)
         traces = matrices.diagonal(dim1=-2, dim2=-1).sum(-1).tolist()
-        small = [number for number, trace in enumerate(traces) if _is_small(trace, xs[number], limit)]
+        small = [number for number, trace in enumerate(traces) if _is_small(trace, xs[number], in_difference, largest)]
         if small:
             factor, info = torch.linalg.cholesky_ex(matrices if len(small) == len(xs) else matrices[small])
             if not info.any().item():
                 # Each by itself, or the last one in use would keep all of them alive.
                 found = {number: one.clone() for number, one in zip(small, torch.cholesky_inverse(factor), strict=True)}
     return [
-        (found[n], 0) if n in found else inverse(x, scale, in_difference)
+        (found[n], 0) if n in found else inverse(x, scale, in_difference, largest)
         for n, (x, scale) in enumerate(zip(xs, scales, strict=True))
     ]
 
 
-def _is_small(trace: float, x: Float[Tensor, "*groups k l"], limit: float) -> bool:
+def _is_small(trace: float, x: Float[Tensor, "*groups k l"], in_difference: bool, largest: float) -> bool:
     """Whether float32 will do for I + s·x xᵀ with this trace; the size of the identity comes off."""
     rows, length = x.shape[-2:]
+    trace -= rows
     longest = LONGEST_SUM_OF_FEW if rows <= FEW_ROWS else LONGEST_SUM
-    return trace - rows <= limit * (longest / length if length > longest and x.dtype is torch.float32 else 1)
+    share = longest / length if length > longest and x.dtype is torch.float32 else 1
+    if not in_difference:
+        return trace <= FLOAT32_TRACE * share
+    # A difference is smaller than its parts by at most the largest eigenvalue, which the trace is never below.
+    return trace * min(trace, largest) <= (DIFFERENCE_TRACE * share) ** 2
 
 
 def _careful(
@@ -131,6 +136,7 @@ def subtract(
     inverse: Float[Tensor, "*groups rows rows"],
     *,
     in_place: bool = False,
+    keep_norm: bool = False,
 ) -> Float[Tensor, "*groups out in"]:
     """∇ − ∇rᵀ P r in the dtype of the rows, rounded to that of the gradient or float32.
 
@@ -143,10 +149,38 @@ def subtract(
     alone = r.dim() == 3 and len(r) == 1
     # Of one matrix: torch takes up to three times as long for a batch of one.
     whole, found, r, inverse = (x[0] if alone else x for x in (gradient, result, r, inverse))
-    for start in range(0, outputs, length):
-        part = whole[..., start : start + length, :].to(r.dtype)
-        found[..., start : start + length, :] = _difference(part, part @ r.mT @ inverse, r)
+    parts = [slice(start, start + length) for start in range(0, outputs, length)]
+    scale = 1.0
+    if keep_norm:
+        gram, squares = r @ r.mT, torch.zeros((), dtype=r.dtype)
+        change = squares
+        for part in parts:
+            wide = whole[..., part, :].to(r.dtype)
+            seen = wide @ r.mT
+            used = seen @ inverse
+            squares, change = squares + wide.square().sum(), change + _change(seen, used, gram)
+        scale = equations.quotient(squares.sqrt(), (squares + change).clamp_min(0).sqrt()).item()
+    for part in parts:
+        wide = whole[..., part, :].to(r.dtype)
+        wide = _difference(wide, wide @ r.mT @ inverse, r)
+        found[..., part, :] = wide if scale == 1.0 else wide.mul_(scale)
     return result
+
+
+def ratio(
+    gradient: Float[Tensor, "*groups out in"],
+    seen: Float[Tensor, "*groups out rows"],
+    used: Float[Tensor, "*groups out rows"],
+    gram: Float[Tensor, "*groups rows rows"],
+) -> Float[Tensor, ""]:
+    """‖∇‖ / ‖∇ − U r‖ for S = ∇rᵀ and U = S P, without a look at the difference."""
+    squares = gradient.square().sum()
+    return equations.quotient(squares.sqrt(), (squares + _change(seen, used, gram)).clamp_min(0).sqrt())
+
+
+def _change(seen: Tensor, used: Tensor, gram: Tensor) -> Tensor:
+    """‖∇ − U r‖² − ‖∇‖²."""
+    return (used * (used @ gram - 2 * seen)).sum()
 
 
 def _difference(x: Tensor, a: Tensor, b: Tensor) -> Tensor:

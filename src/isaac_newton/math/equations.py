@@ -168,6 +168,12 @@ def is_nan(matrix: Float[Tensor, "*groups k k"]) -> Bool[Tensor, "*groups 1 1"]:
     return ~matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
 
 
+def quotient(before: Float[Tensor, ""], after: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """The one over the other, or 1 where one of them is 0 or not finite."""
+    known = (before > 0) & (after > 0) & before.isfinite() & after.isfinite()
+    return torch.where(known, before / torch.where(known, after, 1.0), 1.0)
+
+
 def spectrum(x: Float[Tensor, "*groups k l"]) -> Float[Tensor, "*groups small"]:
     r"""Eigenvalues of $x^\top x / k$ in ascending order, all that can differ from 0; NaN where `x` is not finite."""
     x = precise(x)
