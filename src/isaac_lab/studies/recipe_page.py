@@ -50,8 +50,8 @@ def table(found: Sequence[Standing]) -> Table:
     seeds = RULES.seeds[found[0].scale] if found else 0
     note = (
         f"Mean of {seeds} seeds ± standard deviation, at the end of training. Gain: with the line against plain, more is "
-        "better, with Welch's interval. p better: Welch, two-sided. p not worse: Welch, one-sided against the margin, adjusted by Holm "
-        "for all recipes of the table. Step: its time relative to plain, taking turns."
+        "better, with Welch's interval. p better: Welch, two-sided. p not worse: Welch, one-sided against the margin, adjusted "
+        "by Holm for all recipes of the table. Step: its time relative to plain, taking turns."
     )
     return Table("With one line, and nothing else", columns, tuple(rows), frozenset({0, 1, len(columns) - 1}), note)
 
