@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from isaac_lab.studies import recipes
 from torch import Tensor, nn
 from torch.linalg import LinAlgError
 from torch.nn import functional as F
@@ -24,6 +23,7 @@ from isaac_lab.methods.kfac import Kfac
 from isaac_lab.methods.muon import Muon
 from isaac_lab.networks import alike
 from isaac_lab.record import Checkpoint, Record, Store
+from isaac_lab.studies import recipes
 from isaac_lab.training import Options, StoppedError, Training, train
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import WORKLOADS, Workload, load
