@@ -57,6 +57,8 @@ def test_every_field_changes_the_key() -> None:
         "points": 5,
         "seed": 1,
         "small": True,
+        "split": "validation",
+        "rules": "0123456789ab",
     }
     assert set(changed) == {field.name for field in fields(Trial)}
     keys = {replace(TRIAL, **{name: value}).key for name, value in changed.items()}  # type: ignore[arg-type]

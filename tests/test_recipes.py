@@ -100,10 +100,8 @@ def test_searches_are_on_a_split_of_the_training_set_and_seeds_are_fresh(recipe:
 
 
 def test_records_carry_the_rules_and_other_rules_make_other_runs() -> None:
-    hashes = {
-        (name, scale): arms(own, scale)["line"].finals(None)[0].rules for name, own in RECIPES.items() for scale in SCALES
-    }
-    assert len(set(hashes.values())) == len(RECIPES) * len(SCALES)
+    hashes = {first(recipe, "line", scale).rules for recipe in RECIPES.values() for scale in SCALES}
+    assert len(hashes) == len(RECIPES) * len(SCALES)
     trial = first(RECIPES[SMALL], "plain")
     assert replace(trial, rules="another").key != trial.key
     assert Trial.from_json(trial.as_json()) == trial
@@ -177,19 +175,18 @@ def parts(trial: Trial) -> tuple[set[Any], set[Any]]:
     if isinstance(workload, ResNet):
         return rows(workload._padded[:, 4:-4, 4:-4]), rows(workload._test[0])
     if isinstance(workload, Glue):
-        train, dev = (
-            set(zip(own.first, own.second or own.first, strict=True)) for own in (workload.task.train, workload.task.dev)
-        )
+        splits = workload.task.train, workload.task.dev
+        train, dev = (set(zip(own.first, own.second or own.first, strict=True)) for own in splits)
         return train, dev
     assert isinstance(workload, Characters)
     size = 24
     return tuple({bytes(x[at : at + size].tolist()) for at in range(len(x) - size)} for x in (workload._train, workload._test))  # type: ignore[return-value]
 
 
-@EVERY
-def test_tests_are_not_trained_on_and_searches_do_not_see_them(recipe: Recipe) -> None:
-    if recipe.name == "cartpole":
-        pytest.skip("it has no examples; see below")
+# The pole has no examples: see `test_rounds_of_a_search_are_others`.
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "cartpole"])
+def test_tests_are_not_trained_on_and_searches_do_not_see_them(name: str) -> None:
+    recipe = RECIPES[name]
     (train_set, tests), (fitted, held) = parts(first(recipe, "plain")), parts(searched(recipe)[0])
     # Digits, generated sentences and lines of a play come twice now and then.
     few = 0.02 * len(tests) if recipe.workload not in ("mrpc", "cola") else len(tests)
@@ -248,9 +245,8 @@ def test_advantages_are_those_of_a_slow_sum() -> None:
     model.play(torch.rand(40, 3, 5, generator=torch.Generator().manual_seed(0)))
     # Where a round ended the next state begins near zero, which a push from there never reaches.
     following = torch.cat([model.seen[1:], model.state[None]])
-    on = torch.stack(
-        [(ppo.pushed(s, r) - f).abs().amax(1) < 1e-6 for s, r, f in zip(model.seen, model.right, following, strict=True)]
-    )
+    states = zip(model.seen, model.right, following, strict=True)
+    on = torch.stack([(ppo.pushed(state, right) - after).abs().amax(1) < 1e-6 for state, right, after in states])
     assert (~on).any()
     after = torch.cat([model.value[1:], model.critic(model.state).detach().T])
     for cart in range(3):
@@ -371,7 +367,7 @@ def test_verdicts(name: str, gain: float, noise: float, verdict: str, tmp_path: 
     shown = recipe_page.table([found]).markdown()
     assert recipe.title in shown
     assert verdict in shown
-    assert ("5 seeds" in recipe_page.table([found]).note) == (verdict != "")
+    assert "Mean of 5 seeds" in recipe_page.table([found]).note
 
 
 def test_more_recipes_make_it_harder_to_be_shown_as_harmless(tmp_path: Path) -> None:
@@ -417,7 +413,8 @@ def test_the_smoke_test_runs_every_recipe(smoke: tuple[Path, str]) -> None:
     assert all(text.count(f"| {recipe.title} |") == 2 for recipe in RECIPES.values())
     assert (out / "smoke" / "figure.svg").is_file()
     store = Store(out / "smoke")
-    assert len(store.records()) >= 8 * len(RECIPES) - 2 * len(RECIPES)
+    # Two seeds plain, two with the line, two rates; where the own rate is the best, its runs are those of plain.
+    assert len(store.records()) >= 6 * len(RECIPES)
     assert set(store.times()) == set(RECIPES)
     assert store.about["networks"] == dict.fromkeys(("mrpc", "cola"), "tiny random BERT")
 
@@ -458,8 +455,6 @@ def test_a_page_is_filled(smoke: tuple[Path, str], tmp_path: Path) -> None:
     assert "figures/recipes-quick.svg" in text
     assert (tmp_path / "figures" / "recipes-quick.svg").is_file()
     assert text.count("| SIREN |") == 4
-    wrong = called(*words[:-1], str(tmp_path / "missing" / "x.md"))
-    assert wrong.exit_code == 0
     page.write_text("no marks\n", encoding="utf-8")
     assert "has no <!-- recipes-quick -->" in " ".join(called(*words).output.replace("│", "").split())
 
