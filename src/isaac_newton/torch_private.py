@@ -30,6 +30,7 @@ __all__ = [
     "keeps_graph",
     "no_view",
     "raw_stream",
+    "runs_step_hooks",
     "saves_elsewhere",
     "sparse_parts",
     "version",
@@ -106,6 +107,11 @@ def raw_stream(device: int) -> int:
 def is_hooked(parameter: Any) -> bool:
     """Whether somebody may look at a gradient of this parameter before the backward pass ends."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def runs_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `register_step_pre_hook` has an effect: torch wraps the `step` of a class when its constructor runs."""
+    return bool(getattr(type(optimizer).step, "hooked", False))
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from isaac_newton.api.handle import Handle, listed
+from isaac_newton.api.tied import apart
 from isaac_newton.core import use
 from isaac_newton.core.distributed import Ranks
 from isaac_newton.core.layer import ConditionedLayer, child
@@ -165,6 +166,9 @@ def _select(
             skipped[name] = "its weight is computed from other parameters, whose gradients when='step' cannot condition"
         else:
             chosen[name] = (module, found)
+    for name, why in apart(model, chosen, joint=run.options.bias == "joint").items() if run.options.when == "step" else ():
+        del chosen[name]
+        skipped[name] = why
     if not chosen:
         raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
     return chosen, skipped

@@ -1,7 +1,7 @@
 """Ranks and shards: whose rows count together, and which part of a gradient is here."""
 
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +32,22 @@ class Ranks:
         """How many there are; 1 where nothing is distributed."""
         return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
 
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody has said which processes these are."""
+        return self._group is None
+
+    def largest(self, numbers: Sequence[float]) -> list[float]:
+        """The largest of each number over the ranks."""
+        together = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        dist.all_reduce(together, op=dist.ReduceOp.MAX, group=self._group)
+        return together.tolist()
+
+    @property
+    def _device(self) -> torch.device:
+        """On which collectives work."""
+        return torch.device("cuda") if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
+
     def all_rows(self, r: Float[Tensor, "groups rows features"]) -> Float[Tensor, "groups all features"]:
         """The rows of all ranks, in their order; each rank may have a different number."""
         if self.count == 1:
@@ -56,11 +72,8 @@ class Ranks:
         """What any rank knows, in one order for all; exchanged only if some rank has `news`."""
         if self.count == 1:
             return dict(known)
-        device = torch.device("cuda") if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
-        anyone = torch.tensor([int(news)], device=device)
-        dist.all_reduce(anyone, op=dist.ReduceOp.MAX, group=self._group)
         merged = dict(known)
-        if anyone.item():
+        if any(self.largest([float(news)])):
             everyone: list[dict[_Key, _Spec]] = [{} for _ in range(self.count)]
             dist.all_gather_object(everyone, merged, group=self._group)
             for part in everyone:

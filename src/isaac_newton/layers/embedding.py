@@ -97,9 +97,9 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
     if run.options.when == "step":
         where = site.slice(layer.weight)
         assert where is not None
-        where = where._replace(groups=0)
-        if site.gathers(where):
-            site.moment(where).add_counts(counts)
+        moment = site.moment(where._replace(groups=0))
+        if moment is not None:
+            moment.add_counts(counts)
         return g
     total = counts.sum().clamp_min(1)
     damping, relative = run.damping_now()
