@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 __all__ = [
     "BATCH_NORMS",
+    "REPLICATE",
     "after_backward",
     "base",
     "break_graph",
@@ -30,6 +31,7 @@ __all__ = [
     "keeps_graph",
     "no_view",
     "raw_stream",
+    "replica_of",
     "runs_step_hooks",
     "saves_elsewhere",
     "sparse_parts",
@@ -91,6 +93,16 @@ def version(x: Tensor) -> int:
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """No autocast, should the backward pass run inside one."""
     return torch.autocast(x.device.type, enabled=False) if is_autocast_on() else _NOTHING
+
+
+#: What `DataParallel` calls to copy a module for each device; a copy shares what stands in the module's `__dict__`.
+REPLICATE = "_replicate_for_data_parallel"
+
+
+def replica_of(module: nn.Module) -> nn.Module:
+    """What `DataParallel` would make of a module."""
+    replica: nn.Module = getattr(type(module), REPLICATE)(module)
+    return replica
 
 
 def base(x: Tensor) -> Tensor | None:

@@ -90,14 +90,15 @@ def attach(
         decay=decay,
         refresh=refresh,
         power=power,
-        ranks=Ranks(process_group) if when == "step" or process_group is not None else None,
+        ranks=Ranks(process_group, aside=when == "backward") if when == "step" or process_group is not None else None,
     )
     run = Run(options, damping, output_damping)
     chosen, skipped = _select(model, layers, exclude, run)
     sites: dict[str, ConditionedLayer] = {}
     for name, (module, registration) in chosen.items():
         parts = {child(name, part): module.get_submodule(part) for part in registration.parts}
-        sites[name] = module.__dict__["forward"] = ConditionedLayer(name, run, module, registration.adapter, parts)
+        sites[name] = ConditionedLayer(name, run, module, registration.adapter, parts)
+        sites[name].install()
     _fill_buckets(sites.values())
     return Handle(model, run, sites, skipped)
 
@@ -117,11 +118,11 @@ def detach(model: nn.Module) -> None:
     """Make an attached model what it was. Works on copies and on models loaded from a file, where there is no handle."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    attached = [module for module in model.modules() if isinstance(vars(module).get("forward"), ConditionedLayer)]
+    attached = [site for module in model.modules() if isinstance(site := vars(module).get("forward"), ConditionedLayer)]
     if not attached:
         raise ValueError(f"nothing is attached to this {type(model).__name__}; isaac_newton.attach(model, damping=…) does that")
-    for module in attached:
-        del module.__dict__["forward"]
+    for site in attached:
+        site.leave()
 
 
 def _select(

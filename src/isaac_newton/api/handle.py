@@ -346,11 +346,9 @@ class Handle:
             if vars(site.module).get("forward") is not site:
                 raise ValueError(f"layer {name!r} is no longer attached by this handle; isaac_newton.detach(model) removes all")
         for site in self._sites.values():
-            del site.module.__dict__["forward"]
+            site.leave()
         for _, hook in self._bound:
             hook.remove()
-        for gathering in self._gatherings():
-            gathering.close()
         self._sites, self._bound = {}, []
 
     def __repr__(self) -> str:

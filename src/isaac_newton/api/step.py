@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,8 @@ def _unseen(sites: Mapping[str, ConditionedLayer], chosen: set[int] | None) -> l
 
 def _meet(sites: Mapping[str, ConditionedLayer], chosen: set[int] | None, ranks: Ranks) -> set[int] | None:
     """Make all ranks know of the same matrices: one on which a layer saw nothing takes part too. Returns what is chosen."""
-    known, news = {}, False
+    known: dict[tuple[str, WeightSlice], Any] = {}
+    news = False
     for name, site in sites.items():
         for parameter, gathering in site.gatherings.items():
             if chosen is None or id(site.module.get_parameter(parameter)) in chosen:

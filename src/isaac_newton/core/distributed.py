@@ -1,6 +1,7 @@
 """Ranks and shards: whose rows count together, and which part of a gradient is here."""
 
 import sys
+import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,10 +23,14 @@ class Ranks:
 
     Args:
         group: A process group of `torch.distributed`; None for the default one, as soon as there is one.
+        aside: Whether to talk in a group of its own, with the same processes. In a backward pass others talk too, and where
+            ranks use different layers they do not do so in one order.
     """
 
-    def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
+    def __init__(self, group: "dist.ProcessGroup | None" = None, *, aside: bool = False) -> None:
         self._group = group
+        if aside and self.count > 1:
+            self._group = dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
 
     @property
     def count(self) -> int:
@@ -61,6 +66,21 @@ class Ranks:
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded, group=self._group)
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+
+    def exchange(self, mine: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], Tensor]:
+        """The rows of all ranks by name: (groups, rows, features) each. What a rank did not use has no rows there."""
+        if self.count == 1:
+            return dict(mine)
+        forms = {name: (r.shape[0], r.shape[2], r.dtype) for name, r in mine.items()}
+        number = float(zlib.crc32(repr(sorted(forms.items(), key=repr)).encode()))
+        high, low = self.largest([number, -number])
+        everywhere = self.union(forms, news=high != -low)
+        device = next(iter(mine.values())).device
+        found = {}
+        for name, (groups, features, dtype) in everywhere.items():
+            r = mine.get(name)
+            found[name] = self.all_rows(torch.zeros(groups, 0, features, dtype=dtype, device=device) if r is None else r)
+        return found
 
     def add(self, *tensors: Tensor) -> None:
         """Replace each tensor by its sum over the ranks."""

@@ -32,12 +32,12 @@ class Gathering:
         self._run = run
         self.moments: dict[WeightSlice, Moment] = {}
         self._hooks: list[tuple[weakref.ref[Tensor], RemovableHandle]] = []
-        #: What the passes that are running have gathered; None once the parameter has received its gradient.
-        self._waiting: dict[int, dict[WeightSlice, Moment] | None] = {}
+        #: For passes that are running: the parameter, and what was gathered; None once that has received its gradient.
+        self._waiting: dict[int, tuple[Tensor, dict[WeightSlice, Moment]] | None] = {}
         #: Under FSDP2: the optimizer's parameter. Gradients wait in places of their own before they arrive there.
         self._home: Tensor | None = None
         self._gradient: tuple[TensorWeakRef, int] | None = None
-        self._version = -1
+        self._changes = -1
         #: Whether a gradient was cleared since the last step.
         self._dropped = False
         self._forget()
@@ -57,16 +57,16 @@ class Gathering:
     def enter(self, parameter: Tensor) -> dict[WeightSlice, Moment]:
         """What the current backward pass gathers: it waits here until the parameter has its gradient."""
         now = torch_private.current_pass()
+        waiting = self._waiting.get(now)
         if now not in self._waiting:
             self.watch(parameter)
             self.settle(parameter)
             self._by_hand |= self._run.gathering
-            self._waiting[now] = {}
-            torch_private.after_backward(functools.partial(self._leave, now, parameter))
-        waiting = self._waiting[now]
+            if not torch.compiler.is_compiling():  # as compiled autograd is, which cannot tell when it ends
+                torch_private.after_backward(functools.partial(self._leave, now, parameter))
         if waiting is None:
-            waiting = self._waiting[now] = {}
-        return waiting
+            waiting = self._waiting[now] = parameter, {}
+        return waiting[1]
 
     def watch(self, parameter: Tensor) -> None:
         """Be told when this parameter has received a gradient."""
@@ -110,12 +110,16 @@ class Gathering:
         if self.grown:
             self._dropped = True
             if parameter is not None:
-                self._run.note_dropped(changed=torch_private.version(parameter) != self._version)
+                self._run.note_dropped(changed=torch_private.version(parameter) != self._changes)
         self._forget()
 
     def _accumulated(self, parameter: Tensor) -> None:
         self._arrived |= parameter is self._home
-        self.take_in(torch_private.current_pass())
+        now = torch_private.current_pass()
+        waiting = self._waiting.get(now)
+        if waiting is not None and waiting[0] is parameter:
+            self.take_in(now)
+            self._remember(parameter)
 
     def take_in(self, which: int) -> None:
         """The parameter has received its gradient of this pass."""
@@ -123,7 +127,7 @@ class Gathering:
         if waiting is None:
             return
         self._waiting[which] = None
-        for where, moment in waiting.items():
+        for where, moment in waiting[1].items():
             self.moments.setdefault(where, Moment()).absorb(moment)
         self.grown = self._run.fresh = True
 
@@ -132,8 +136,11 @@ class Gathering:
         if self._run.gathering:
             self.take_in(which)
         if self._waiting.pop(which, None) is None:
-            gradient, self._version = parameter.grad, torch_private.version(parameter)
-            self._gradient = None if gradient is None else (TensorWeakRef(gradient), _address(gradient))
+            self._remember(parameter)  # DistributedDataParallel may have put another tensor in its place
+
+    def _remember(self, parameter: Tensor) -> None:
+        gradient, self._changes = parameter.grad, torch_private.version(parameter)
+        self._gradient = None if gradient is None else (TensorWeakRef(gradient), _address(gradient))
 
     # ------------------------------------------------------------------------------------------------------ at the step
 

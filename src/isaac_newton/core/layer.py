@@ -1,5 +1,6 @@
 """A conditioned layer: what stands in for its forward pass, which options it shares, what it has gathered and seen."""
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
@@ -86,9 +87,27 @@ class ConditionedLayer:
         module, adapter = self._module, self.adapter
         assert module is not None
         assert adapter is not None
-        if module.training and torch.is_grad_enabled():
-            return adapter(module, self, *args, **kwargs)
-        return type(module).forward(module, *args, **kwargs)
+        return _call(adapter, module, self, *args, **kwargs)
+
+    def replicate(self) -> nn.Module:
+        """For `DataParallel`: a replica with weights of its own, whose rows condition its part of the gradient."""
+        if self.run.options.when == "step":
+            raise RuntimeError("when='step' does not know the replicas of DataParallel: use DistributedDataParallel")
+        assert self.adapter is not None
+        replica = torch_private.replica_of(self.module)
+        replica.forward = functools.partial(_call, self.adapter, replica, self)
+        return replica
+
+    def install(self) -> None:
+        """Stand in for the layer's forward pass."""
+        vars(self.module).update({"forward": self, torch_private.REPLICATE: self.replicate})
+
+    def leave(self) -> None:
+        """Give the layer its own forward pass back."""
+        for name in ("forward", torch_private.REPLICATE):
+            vars(self.module).pop(name, None)
+        for gathering in self.gatherings.values():
+            gathering.close()
 
     def fell_back(self, failures: int | Tensor = 1) -> None:
         """A factorization failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
@@ -132,6 +151,9 @@ class ConditionedLayer:
         if self.run.options.when != "step":
             return None
         name, start, stop = _find(self.module, weight)
+        if isinstance(weight, nn.Parameter) and not torch.compiler.is_compiling():
+            # Compiled autograd knows the hooks that are there when a backward pass begins.
+            self.gathering(name).watch(weight)
         bias_name = None if bias is None else _find(self.module, bias)[0]
         return WeightSlice(name, start, stop, transposed=transposed, bias=bias_name)
 
@@ -165,6 +187,13 @@ class ConditionedLayer:
         """Whether the next step will look at what the backward passes before it gather."""
         options = self.run.options
         return options.decay > 0 or moment is None or moment.conditioner is None or moment.age >= options.refresh
+
+
+def _call(adapter: Callable[..., Any], module: nn.Module, layer: ConditionedLayer, *args: Any, **kwargs: Any) -> Any:
+    """The forward pass of a layer or its replica, conditioned in training mode."""
+    if module.training and torch.is_grad_enabled():
+        return adapter(module, layer, *args, **kwargs)
+    return type(module).forward(module, *args, **kwargs)
 
 
 def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:

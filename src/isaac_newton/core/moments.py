@@ -81,8 +81,8 @@ class Moment:
             if sum(part.shape[1] for part in rows) < rows[0].shape[2]:
                 self.rows = rows
                 return
-        mine, total = self.product(), other.product()
-        self.sum, self.rows = total if mine is None else mine + total, []
+        parts = [total for total in (self.product(), other.product()) if total is not None]
+        self.sum, self.rows = parts[0] if len(parts) == 1 else parts[0] + parts[1], []
 
     def keep_if(self, there: Tensor) -> None:
         """Forget what was gathered unless this is true, which only the device knows."""
