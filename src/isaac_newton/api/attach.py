@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from isaac_newton.api.handle import Handle, listed
+from isaac_newton.api.tied import apart
 from isaac_newton.core import use
 from isaac_newton.core.distributed import Ranks
 from isaac_newton.core.layer import ConditionedLayer, child
@@ -101,14 +102,15 @@ def attach(
         decay=decay,
         refresh=refresh,
         power=power,
-        ranks=Ranks(process_group) if when == "step" or process_group is not None else None,
+        ranks=Ranks(process_group, aside=when == "backward") if when == "step" or process_group is not None else None,
     )
     run = Run(options, check(damping), output_damping)
     chosen, skipped = _select(model, layers, exclude, run, plain_embeddings=auto)
     sites: dict[str, ConditionedLayer] = {}
     for name, (module, registration) in chosen.items():
         parts = {child(name, part): module.get_submodule(part) for part in registration.parts}
-        sites[name] = module.__dict__["forward"] = ConditionedLayer(name, run, module, registration.adapter, parts)
+        sites[name] = ConditionedLayer(name, run, module, registration.adapter, parts)
+        sites[name].install()
     _fill_buckets(sites.values())
     return Handle(model, run, sites, skipped)
 
@@ -128,11 +130,11 @@ def detach(model: nn.Module) -> None:
     """Make an attached model what it was. Works on copies and on models loaded from a file, where there is no handle."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    attached = [module for module in model.modules() if isinstance(vars(module).get("forward"), ConditionedLayer)]
+    attached = [site for module in model.modules() if isinstance(site := vars(module).get("forward"), ConditionedLayer)]
     if not attached:
         raise ValueError(f"nothing is attached to this {type(model).__name__}; isaac_newton.attach(model, damping=…) does that")
-    for module in attached:
-        del module.__dict__["forward"]
+    for site in attached:
+        site.leave()
 
 
 def _select(
@@ -179,6 +181,9 @@ def _select(
             skipped[name] = "its weight is computed from other parameters, whose gradients when='step' cannot condition"
         else:
             chosen[name] = (module, found)
+    for name, why in apart(model, chosen, joint=run.options.bias == "joint").items() if run.options.when == "step" else ():
+        del chosen[name]
+        skipped[name] = why
     if not chosen:
         raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
     return chosen, skipped

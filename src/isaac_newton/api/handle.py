@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from isaac_newton.api import report
+from isaac_newton.api.binding import steppers
 from isaac_newton.api.step import condition_gradients
+from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import OutputDamping, Run, check_count, is_kfac
@@ -207,32 +209,29 @@ class Handle:
         `optimizer.step()` sees the plain gradient; to clip what the optimizer uses, call `step` by hand and clip after it.
         """
         self._needs_step("bind")
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-            # What trainers put around an optimizer may skip its steps.
-            optimizer = inner
-        if any(bound is optimizer for bound, _ in self._bound):
-            raise ValueError("this optimizer is already bound to this handle")
+        for each in steppers(optimizer):
+            if any(bound is each for bound, _ in self._bound):
+                raise ValueError("this optimizer is already bound to this handle")
+            self._bound.append((each, each.register_step_pre_hook(self._before_step)))
         self._run.bound = True
-        first = not self._bound
-
-        def condition(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-            closure = args[1] if len(args) > 1 else kwargs.get("closure")
-            if closure is None:
-                self._step(optimizer, counts=first)
-                return None
-
-            def conditioned() -> Any:
-                loss = closure()
-                self._step(optimizer, counts=first)
-                return loss
-
-            # The closure computes the gradients, so it has to be followed, not preceded.
-            return (args[:1], {**kwargs, "closure": conditioned})
-
-        self._bound.append((optimizer, optimizer.register_step_pre_hook(condition)))
         return self
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._step(optimizer)
+            return None
+        first = True
+
+        def conditioned() -> Any:
+            nonlocal first
+            loss = closure()
+            self._step(optimizer, counts=first)
+            first = False
+            return loss
+
+        # The closure computes the gradients, so it has to be followed, not preceded.
+        return (args[:1], {**kwargs, "closure": conditioned})
 
     def step(self) -> None:
         """Condition every gradient by what its weight has gathered since the last step; for `when="step"` without `bind`."""
@@ -242,11 +241,37 @@ class Handle:
         self._step(None)
 
     def discard(self) -> None:
-        """Forget what was gathered since the last step: after a skipped step under FSDP2; elsewhere that is noticed."""
+        """Forget what was gathered since the last step. Clearing the gradients does that too."""
         self._needs_step("discard")
+        for gathering in self._gatherings():
+            gathering.drop()
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Within this block, all backward passes count for the next step, whatever becomes of their gradients.
+
+        For `when="step"` and gradients that you sum by hand, out of `autograd.grad` or of several `.grad`:
+
+            with handle.gathering():
+                first = torch.autograd.grad(loss_1, weights)
+                second = torch.autograd.grad(loss_2, weights)
+            for weight, one, other in zip(weights, first, second):
+                weight.grad = one + other
+            optimizer.step()
+        """
+        self._needs_step("gathering")
         for site in self._sites.values():
-            for moment in site.moments.values():
-                moment.clear()
+            for name, gathering in site.gatherings.items():
+                gathering.settle(site.module.get_parameter(name))
+        before, self._run.gathering = self._run.gathering, True
+        try:
+            yield
+        finally:
+            self._run.gathering = before
+
+    def _gatherings(self) -> Iterator[Gathering]:
+        for site in self._sites.values():
+            yield from site.gatherings.values()
 
     def _needs_step(self, name: str) -> None:
         if self._run.options.when != "step":
@@ -256,9 +281,9 @@ class Handle:
 
     def _step(self, optimizer: torch.optim.Optimizer | None, *, counts: bool = True) -> None:
         only = None if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        if counts:
+            self._run.count_step(optimizer)
         condition_gradients(self._sites, only)
-        self._run.steps += counts
-        self._run.bound = True
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: counters, the damping if it is a number, and running averages; for `torch.save`."""
@@ -272,9 +297,11 @@ class Handle:
             "damping": run.damping.ratio if isinstance(run.damping, Relative) else strength,
             "relative": run.damping.to if isinstance(run.damping, Relative) else "",
             "curvature": {
-                name: {tuple(where): moment.state() for where, moment in site.moments.items()}
+                name: {
+                    tuple(where): moment.state() for each in site.gatherings.values() for where, moment in each.moments.items()
+                }
                 for name, site in self._sites.items()
-                if site.moments
+                if site.gatherings
             },
         }
 
@@ -306,9 +333,11 @@ class Handle:
         run.backward_passes, run.steps = passes, steps
         run.damping = run.damping if damping is None else damping
         for name, site in self._sites.items():
-            site.moments = {}
+            for gathering in site.gatherings.values():
+                gathering.moments = {}
             for where, saved in curvatures.get(name, {}).items():
-                site.moments[WeightSlice(*where)] = moment = Moment()
+                place = WeightSlice(*where)
+                site.gathering(place.parameter).moments[place] = moment = Moment()
                 moment.load(saved, device=next(site.module.parameters()).device)
 
     def detach(self) -> None:
@@ -319,7 +348,7 @@ class Handle:
             if vars(site.module).get("forward") is not site:
                 raise ValueError(f"layer {name!r} is no longer attached by this handle; isaac_newton.detach(model) removes all")
         for site in self._sites.values():
-            del site.module.__dict__["forward"]
+            site.leave()
         for _, hook in self._bound:
             hook.remove()
         self._sites, self._bound = {}, []

@@ -5,6 +5,7 @@ a layer whose backward pass is ours: a linear layer all of whose rows feed its c
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -205,7 +206,7 @@ def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
             _begin(use)
     elif torch_private.saves_elsewhere():
         use.kept = None  # autograd saves it, as whoever hooks it wants
-    elif use.own or (use.slice is None and run.options.ranks is None and _has_few_rows(use)):
+    elif use.own or (use.slice is None and (run.options.ranks is not None or _has_few_rows(use))):
         use.wait()
 
 
@@ -248,6 +249,8 @@ def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
     _note(use, weight, bias if joint else None)
     tensors = (weight, bias) if joint else (weight,)
     names = hand_out(Alone(use), x if elsewhere else None, *tensors)
+    if use.layer.run.options.ranks is not None:
+        use.node = weakref.ref(names[0].grad_fn)
     return names[0], names[1] if joint else bias
 
 

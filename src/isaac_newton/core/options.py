@@ -3,7 +3,7 @@
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -116,7 +116,9 @@ class Run:
         output_damping: λ_g; infinite for ζ*.
         mask: Which positions count.
         backward_passes: With `steps`, what a damping schedule is called with.
-        bound: Whether somebody conditions the gradients at the step.
+        bound: Whether somebody is to condition the gradients at the step.
+        gathering: With `when="step"`: whether passes count although no gradient is accumulated.
+        fresh: With `when="step"`: whether gradients came since the last step that was counted.
         collecting: True during the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient.
         inspecting: True while layers record what conditioning does to them.
         row_observer: Gets the rows of each layer in a forward pass.
@@ -136,6 +138,8 @@ class Run:
     backward_passes: int = 0
     steps: int = 0
     bound: bool = False
+    gathering: bool = False
+    fresh: bool = False
     collecting: bool = False
     inspecting: bool = False
     row_observer: RowObserver | None = None
@@ -147,6 +151,11 @@ class Run:
     made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
     _warned: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
+    _stepped: set[int] = field(default_factory=set, repr=False)
+    _dropped_in: int = field(default=-1, repr=False)
+    _missed: int = field(default=0, repr=False)
+    _said: bool = field(default=False, repr=False)
+    _strange: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         LIVE.add(self)
@@ -157,7 +166,7 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        return {**self.__dict__, "waiting": [], "made": {}, "bound": False, "_pass": -1}
+        return {**self.__dict__, "waiting": [], "made": {}, "bound": False, "_pass": -1, "_stepped": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -176,7 +185,7 @@ class Run:
     @property
     def step(self) -> int:
         """Backward passes before the current one, or steps before the current one."""
-        return self.steps if self.options.when == "step" else max(self.backward_passes - 1, 0)
+        return max((self.steps if self.options.when == "step" else self.backward_passes) - 1, 0)
 
     @property
     def seed(self) -> int | Tensor:
@@ -217,13 +226,42 @@ class Run:
                 stacklevel=2,
             )
 
-    def warn_about_dropped(self) -> None:
-        """Rows were gathered and never used: normal where a step was skipped, a mistake where none was ever made."""
-        if not self.bound:
-            self.bound = True  # once is enough
+    def count_step(self, optimizer: object) -> None:
+        """Count a step. Optimizers that step one after the other on the same gradients make one step together."""
+        if self.fresh or not self._stepped or id(optimizer) in self._stepped:
+            self.steps += 1
+            self._stepped = set()
+        self._stepped.add(id(optimizer))
+        self.fresh, self._missed, self.bound = False, 0, True
+
+    def note_dropped(self, *, changed: bool) -> None:
+        """A gradient was cleared that no step has seen: normal where steps are skipped, a mistake where none is ever made.
+
+        `changed`: whether the weights have changed meanwhile, as they do where an optimizer steps that is not bound.
+        """
+        if self._dropped_in == self._pass:
+            return
+        self._dropped_in = self._pass
+        # SAM changes weights once before each step, and a GradScaler may skip a few steps in the beginning.
+        self._missed += 8 if changed else 1
+        if self._missed >= (16 if self.bound else 1) and not self._said:
+            self._said = True
             warnings.warn(
-                "when='step', but nothing was conditioned so far: call handle.bind(optimizer) once, or handle.step() before "
-                "each optimizer.step(); detach a copied or loaded model and attach it again to have its handle",
+                "when='step', but gradients are cleared and no step has conditioned them: call handle.bind(optimizer) once for "
+                "each optimizer, also for a new one, or handle.step() before each optimizer.step(); detach a copied or loaded "
+                "model and attach it again to have its handle",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def warn_about_strange(self, weights: Sequence[str]) -> None:
+        """Gradients came from elsewhere: said once."""
+        if not self._strange:
+            self._strange = True
+            named = ", ".join(map(repr, weights[:5])) + (f" and {len(weights) - 5} more" if len(weights) > 5 else "")
+            warnings.warn(
+                f"the gradient of {named} is not the sum of the backward passes since the last step, or its rows cannot be "
+                "joined: it stays plain. Run the passes whose gradients you sum by hand inside of `with handle.gathering():`",
                 RuntimeWarning,
                 stacklevel=2,
             )

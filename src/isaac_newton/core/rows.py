@@ -7,6 +7,7 @@ a two-dimensional convolution. `rows` turns inputs into the rows that feed condi
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from isaac_newton import kernels
-from isaac_newton.core.options import Options
+from isaac_newton.core.distributed import Ranks
 from isaac_newton.kernels.permutation import permuted
 from isaac_newton.math.patches import Patches
 
@@ -34,6 +35,7 @@ __all__ = [
     "chosen",
     "gather",
     "layout_of",
+    "of_all_ranks",
     "rows",
     "sequence",
     "working_dtype",
@@ -167,6 +169,22 @@ def _finished(use: "Use", rows: Rows) -> Rows:
     return Rows(rows.r, rows.total, rows.counted, in_difference, use.outputs)
 
 
+def of_all_ranks(uses: Sequence["Use"], found: Sequence[Rows], ranks: Ranks) -> list[Rows]:
+    """The rows of all ranks, where their batches count as one in each backward pass: by the names of the layers."""
+    times: Counter[str] = Counter()
+    names = []
+    for use in uses:
+        names.append((use.layer.name, times[use.layer.name]))
+        times[use.layer.name] += 1
+    together = [one.r if one.r.dim() == 3 else one.r[None] for one in found]
+    everywhere = ranks.exchange(dict(zip(names, together, strict=True)))
+    results = []
+    for name, one in zip(names, found, strict=True):
+        r = _one(everywhere[name])
+        results.append(one._replace(r=r, in_difference=r.shape[-2] < r.shape[-1]))
+    return results
+
+
 def _lane(use: "Use", grouped: bool) -> str:
     """Which of the ways below an input goes."""
     x, options = use.input, use.layer.run.options
@@ -292,7 +310,7 @@ def _gathered(use: "Use") -> Rows:
     reduce, most, seed = options.sharing == "reduce", options.max_rows, use.layer.run.seed
     if reduce and isinstance(arrange, Patches) and (use.mask is None or use.mask.shape != arrange.places(x)):
         means, count = arrange.average(x)
-        return Rows(_one(_of_all_ranks(gather(means, 0, most, None, seed), options)), count * means.shape[1])
+        return Rows(_one(gather(means, 0, most, None, seed)), count * means.shape[1])
     # Averages of half-precision numbers are formed in float32, without a copy of all of them.
     view, positions = arrange(x if reduce else cast(x, working_dtype(x.dtype)))
     places = view.shape[1 : 2 + positions]
@@ -303,12 +321,7 @@ def _gathered(use: "Use") -> Rows:
     if mask is not None and most is None and not _may_look(use):
         counted = mask.reshape(-1)
         return Rows(_one(gather(view, positions, None, None, 0).masked_fill(~counted[:, None], 0)), total, counted)
-    return Rows(_one(_of_all_ranks(gather(view, positions, most, mask, seed), options)), total)
-
-
-def _of_all_ranks(r: Float[Tensor, "groups rows in"], options: Options) -> Float[Tensor, "groups all in"]:
-    """The rows of all ranks, where their batches count as one in each backward pass."""
-    return r if options.ranks is None or options.when == "step" else options.ranks.all_rows(r)
+    return Rows(_one(gather(view, positions, most, mask, seed)), total)
 
 
 def _may_look(use: "Use") -> bool:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.options import MOST_WAITING
-from isaac_newton.core.rows import PLAIN, Arrange, Layout, rows, sequence
+from isaac_newton.core.rows import PLAIN, Arrange, Layout, of_all_ranks, rows, sequence
 from isaac_newton.kernels import streams
 
 __all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form"]
@@ -34,6 +35,7 @@ class Use:
         gbar: For ζ: the output gradients of the extra passes.
         output: For ζ in a captured step: the conditioner of the output side.
         branch: In a captured step, whose stream it runs on.
+        node: With `process_group`, what will ask for the conditioner.
     """
 
     layer: ConditionedLayer
@@ -49,6 +51,7 @@ class Use:
     gbar: list[Tensor] | None = None
     output: Conditioner | None = None
     branch: object = None
+    node: "weakref.ref[Any] | None" = None
 
     @property
     def input(self) -> Tensor:
@@ -107,14 +110,24 @@ class Use:
             use.made, use.made_in = made, now
 
     def _made_with_ranks(self) -> Conditioner:
-        """Rows of all ranks are gathered once for each input, when its first layer asks, and kept until the pass ends."""
-        made = self.layer.run.made
+        """The first request of a pass gathers the rows of all ranks for all layers of that pass, in an order of their own."""
+        made, waiting = self.layer.run.made, self.layer.run.waiting
         if not made:
             torch_private.after_backward(made.clear)
         if self.key not in made:
-            # With the input, so that no other one takes its identity meanwhile.
-            made[self.key] = conditioners([self])[0], self.input
+            alive = [use for reference in waiting if (use := reference()) is not None and use.kept is not None]
+            together = [use for use in alive if use.runs_now()]
+            waiting[:] = [weakref.ref(use) for use in alive if use not in together]
+            together = together if self in together else [self, *together]
+            for use, one in zip(together, conditioners(together), strict=True):
+                # With the input, so that no other one takes its identity meanwhile.
+                made[use.key] = one, use.input
         return made[self.key][0]
+
+    def runs_now(self) -> bool:
+        """Whether the backward pass that is running comes to this use."""
+        node = None if self.node is None else self.node()
+        return node is not None and torch_private.will_compute(node)
 
     def saw(self, conditioner: Conditioner, plain: Tensor | Callable[[], Tensor], conditioned: Tensor) -> None:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
@@ -129,8 +142,10 @@ def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditione
         first.setdefault(key, use)
     distinct = list(first.values())
     strength, relative = distinct[0].layer.run.damping_now()
-    keep_norm = distinct[0].layer.run.options.keep_norm
-    found = invert(rows(distinct), strength, relative, early=early, keep_norm=keep_norm)
+    gathered, options = rows(distinct), distinct[0].layer.run.options
+    if options.ranks is not None and options.when == "backward":
+        gathered = of_all_ranks(distinct, gathered, options.ranks)
+    found = invert(gathered, strength, relative, early=early, keep_norm=options.keep_norm)
     for use, made in zip(distinct, found, strict=True):
         if isinstance(made.failures, Tensor) or made.failures:
             use.layer.fell_back(made.failures)

@@ -82,7 +82,7 @@ def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tenso
     counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
     counts = counts.index_add(0, tokens, counted.to(counts.dtype))
     if run.options.ranks is not None and run.options.when == "backward" and run.row_observer is None:
-        run.options.ranks.add(counts)
+        counts = run.options.ranks.exchange({(site.name, 0): counts[None, None]})[site.name, 0].sum((0, 1))
     return counts
 
 
@@ -97,9 +97,9 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
     if run.options.when == "step":
         where = site.slice(layer.weight)
         assert where is not None
-        where = where._replace(groups=0)
-        if site.gathers(where):
-            site.moment(where).add_counts(counts)
+        moment = site.moment(where._replace(groups=0))
+        if moment is not None:
+            moment.add_counts(counts)
         return g
     total = counts.sum().clamp_min(1)
     damping, relative = run.damping_now()
