@@ -459,7 +459,6 @@ def wrong_under_step(reason: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("when", ["backward", pytest.param("step", marks=wrong(reason))])
 
 
-@wrong("conditioning depends on model.train()")
 def test_a_model_in_eval_mode_is_conditioned() -> None:
     assert_right(lambda s: [s.model.eval(), backward()(s)], "backward")
 

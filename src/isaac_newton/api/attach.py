@@ -45,8 +45,8 @@ def attach(
     r"""Condition the weight gradients of a model's layers by their inputs; optimizer and training loop stay as they are.
 
     The model is changed in place and computes what it computed before. Its parameters, the keys of its `state_dict` and
-    the types of its modules stay. From now on a backward pass in training mode leaves ζ* (or ζ) in the `.grad` of the
-    conditioned weights.
+    the types of its modules stay. From now on a backward pass leaves ζ* (or ζ) in the `.grad` of the conditioned
+    weights, whatever `model.training` says: grad mode decides.
 
     Args:
         model: Any module; layers are looked for in all of its submodules.

@@ -19,7 +19,7 @@ from isaac_newton.math import equations
 if TYPE_CHECKING:
     from isaac_newton.core.use import Bucket
 
-__all__ = ["ConditionedLayer", "child", "layer_of"]
+__all__ = ["ConditionedLayer", "child", "is_exported", "layer_of"]
 
 _NUMBERS = itertools.count()
 _LAYERS: "weakref.WeakValueDictionary[int, ConditionedLayer]" = weakref.WeakValueDictionary()
@@ -83,11 +83,11 @@ class ConditionedLayer:
         self._enroll()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's forward pass: conditioned in training mode, the original one otherwise."""
+        """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
         module, adapter = self._module, self.adapter
         assert module is not None
         assert adapter is not None
-        if module.training and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (module.training or not is_exported()):
             return adapter(module, self, *args, **kwargs)
         return type(module).forward(module, *args, **kwargs)
 
@@ -207,6 +207,11 @@ def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:
         f"a weight of this {type(module).__name__} is neither a parameter nor some rows of one, so when='step' does not know "
         "whose gradient to condition; use when='backward'"
     )
+
+
+def is_exported() -> bool:
+    """Whether the forward pass is written down for use elsewhere, where nothing is trained."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def child(name: str, part: str) -> str:

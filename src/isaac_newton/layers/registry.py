@@ -10,7 +10,7 @@ from isaac_newton.torch_private import BATCH_NORMS
 
 __all__ = ["Adapter", "Registration", "find", "register"]
 
-#: The forward pass of a layer in training: called with the layer, its site and the arguments of its `forward`.
+#: The forward pass of a layer where gradients are computed: called with the layer, its site and the arguments of its `forward`.
 Adapter: TypeAlias = Callable[..., Any]
 _AdapterT = TypeVar("_AdapterT", bound=Callable[..., Any])
 
@@ -58,8 +58,8 @@ def register(
 ) -> Callable[[_AdapterT], _AdapterT]:
     """Make a function the adapter of a layer type, and of its subclasses that keep its `forward`.
 
-    The function is called as `adapter(layer, site, *args, **kwargs)` in place of `layer.forward(*args, **kwargs)`, in
-    training only, and returns what `forward` would return, computed from weights that went through
+    The function is called as `adapter(layer, site, *args, **kwargs)` in place of `layer.forward(*args, **kwargs)` where
+    gradients are computed, and returns what `forward` would return, computed from weights that went through
     `isaac_newton.condition`.
 
     Args:
