@@ -19,10 +19,15 @@ from isaac_newton.math import equations
 if TYPE_CHECKING:
     from isaac_newton.core.use import Bucket
 
-__all__ = ["ConditionedLayer", "child", "is_exported", "layer_of"]
+__all__ = ["ConditionedLayer", "child", "is_exported", "layer_of", "live_layers"]
 
 _NUMBERS = itertools.count()
 _LAYERS: "weakref.WeakValueDictionary[int, ConditionedLayer]" = weakref.WeakValueDictionary()
+
+
+def live_layers() -> "list[ConditionedLayer]":
+    """All that exist."""
+    return list(_LAYERS.values())
 
 
 def layer_of(number: int) -> "ConditionedLayer":
@@ -90,6 +95,25 @@ class ConditionedLayer:
         if torch.is_grad_enabled() and (module.training or not is_exported()):
             return adapter(module, self, *args, **kwargs)
         return type(module).forward(module, *args, **kwargs)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether this stands in for the forward pass of a layer."""
+        return self.adapter is not None and self.adapter is not _plain
+
+    def detach(self) -> None:
+        """Give the layer its own forward pass back, also where another tool has put something around this one."""
+        self.adapter = _plain
+        if vars(self.module).get("forward") is self:
+            del self.module.__dict__["forward"]
+
+    @property
+    def _torchscript_modifier(self) -> None:
+        """The first thing that `torch.jit.script` asks a forward pass for."""
+        raise RuntimeError(
+            f"torch.jit.script cannot compile layer {self.name!r}, which is conditioned: detach first, isaac_newton.detach(model), "
+            "and attach again afterwards"
+        )
 
     def fell_back(self, failures: int | Tensor = 1) -> None:
         """A factorization failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
@@ -207,6 +231,11 @@ def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:
         f"a weight of this {type(module).__name__} is neither a parameter nor some rows of one, so when='step' does not know "
         "whose gradient to condition; use when='backward'"
     )
+
+
+def _plain(module: nn.Module, site: ConditionedLayer, *args: Any, **kwargs: Any) -> Any:
+    """The adapter of a layer that was detached."""
+    return type(module).forward(module, *args, **kwargs)
 
 
 def is_exported() -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import nn
 
 from isaac_newton.torch_private import BATCH_NORMS
@@ -106,4 +107,25 @@ def find(layer: nn.Module) -> Registration | str:
             if any(parameter.is_complex() for parameter in layer.parameters()):
                 return _COMPLEX
             return found.refuse(layer) or found
-    return f"{kind.__name__} is not a known layer type; give it an adapter with isaac_newton.register"
+    return _why_unknown(layer)
+
+
+def _why_unknown(layer: nn.Module) -> str:
+    """A layer of a type that nobody registered: whether an adapter would help depends on what it owns."""
+    kind = type(layer).__name__
+    if isinstance(layer, torch.jit.ScriptModule):
+        return "torch.jit.script has compiled it, and runs no adapter: attach the model that it was made from"
+    owned = dict(layer.named_parameters(recurse=False))
+    matrices = [f"{name!r} ({_shape(p)})" for name, p in owned.items() if sum(size != 1 for size in p.shape) > 1]
+    if not matrices:
+        return f"{kind} owns only vectors: there is no matrix to condition"
+    if all(p.shape[0] == 1 for p in owned.values() if p.dim() > 2) and not any(p.dim() == 2 for p in owned.values()):
+        return f"{kind} owns only vectors and tables that are added, {', '.join(matrices)}: no input is multiplied by them"
+    return (
+        f"{kind} is not a known layer type and owns {', '.join(matrices)}: where inputs are multiplied by that, give {kind} an "
+        "adapter with isaac_newton.register; a table that is added stays plain"
+    )
+
+
+def _shape(parameter: nn.Parameter) -> str:
+    return "×".join(map(str, parameter.shape))
