@@ -21,7 +21,7 @@ from isaac_newton.core.options import OutputDamping, Run, check_count, is_kfac
 from isaac_newton.core.statistics import Statistics
 from isaac_newton.math.damping import Damping, Relative, check
 from isaac_newton.math.equations import precise
-from isaac_newton.math.likelihood import CrossEntropy, Likelihood, LossFunction, likelihood_of, scale_of
+from isaac_newton.math.likelihood import CrossEntropy, Likelihood, LossFunction, check_loss, likelihood_of, scale_of
 
 __all__ = ["Handle"]
 
@@ -194,6 +194,7 @@ class Handle:
         if not loss.requires_grad:
             raise ValueError("loss has no graph to backpropagate through: compute it with gradients enabled, from output")
         _check_output(output)
+        check_loss(loss, output, likelihood)
         if isinstance(likelihood, CrossEntropy):
             likelihood = likelihood.observing(loss, output)
         terms = likelihood.terms(output)
@@ -408,14 +409,12 @@ def _check_fits(name: str, layer: nn.Module, where: WeightSlice, saved: Mapping[
         weight = layer.get_parameter(where.parameter)
     except AttributeError:
         raise ValueError(f"the state has a parameter {where.parameter!r} of layer {name!r}, which has none of this name") from None
-    average = saved["average"]
+    average, rows = saved["average"], where.stop - where.start
     if average is None:
         return
-    rows = where.stop - where.start
-    outputs = weight.shape[0] if where.transposed else rows
-    width = weight.numel() // max(weight.shape[0], 1) if not where.transposed else rows // max(where.groups, 1)
-    expected = rows if where.groups == 0 else width + (where.bias is not None)
-    if average.shape[-1] != expected or where.stop > len(weight) or outputs < 1:
+    features = rows // max(where.groups, 1) if where.transposed else weight.numel() // max(len(weight), 1)
+    expected = rows if where.groups == 0 else features + (where.bias is not None)
+    if average.shape[-1] != expected or where.stop > len(weight):
         raise ValueError(
             f"the state of layer {name!r} was made for rows of {average.shape[-1]} features, and this layer's have {expected}: "
             "it is of another model"

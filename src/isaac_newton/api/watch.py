@@ -102,8 +102,7 @@ class Watch:
             self._next_look = 2 * now
             self.say_what_changed()
         if run.mask is not None and run.mask_missed is not None and not run.mask_met:
-            shapes = tuple(run.mask.shape), tuple(run.mask_missed)
-            self._say(_MASK.format(*shapes), ["mask"])
+            self._say(_MASK, ["mask"], tuple(run.mask.shape), tuple(run.mask_missed))
 
     def _saw(self, name: str) -> None:
         for hook in self._unseen.pop(name):
@@ -127,11 +126,11 @@ class Watch:
         live = any(p.requires_grad and p.dim() > 1 for p in module.parameters(recurse=False))
         return live and not isinstance(module, Linear) and isinstance(find(module), Registration) and self._wanted(name, module)
 
-    def _say(self, message: str, names: Iterable[str]) -> None:
+    def _say(self, message: str, names: Iterable[str], *about: object) -> None:
         fresh = [name for name in names if (message, name) not in self._said]
         if fresh:
             self._said.update((message, name) for name in fresh)
-            warnings.warn(message.format(f"layers {listed(fresh, 8)}"), RuntimeWarning, stacklevel=_level_of_user())
+            warnings.warn(message.format(*about or [f"layers {listed(fresh, 8)}"]), RuntimeWarning, stacklevel=_level_of_user())
 
     def stop(self) -> None:
         """When the handle is detached."""
