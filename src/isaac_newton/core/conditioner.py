@@ -40,6 +40,8 @@ class Conditioner:
     multiplied: Float[Tensor, "*groups rows in"] | None = None
     damping: float | Tensor = math.inf
     failures: int | Tensor = 0
+    #: Whether a gradient that was multiplied had too few digits for the difference.
+    lost_digits: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -199,7 +201,10 @@ def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> T
     r = cast(r, dtype)
     wider = dtype is torch.float64 and gradient.dtype is not dtype
     if wider and inverse is not None and gradient.device.type == "cpu" and not kernels.is_differentiable(gradient, r):
-        return cpu.subtract(gradient, r, inverse, in_place=in_place)
+        strength, spanned = r.shape[-2] * float(by.damping), r.shape[-2] >= by.rows.total
+        done, lost = cpu.subtract(gradient, r, inverse, strength, spanned=spanned, in_place=in_place)
+        by.lost_digits |= lost
+        return done
     in_place = in_place and gradient.dtype is dtype and gradient.is_contiguous()
     gradient = cast(gradient, dtype)
     with cpu.unrounded(r) if has_values(r) else cpu.NOTHING:

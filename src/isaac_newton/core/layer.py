@@ -123,6 +123,11 @@ class ConditionedLayer:
             self.statistics.fallbacks += failures
             self.run.warn_about_failure()
 
+    def lost_digits(self) -> None:
+        """A gradient had too few digits for the difference that was asked of it."""
+        self.statistics.fallbacks += 1
+        self.run.warn_about_digits(self.name)
+
     def saw(
         self,
         rows: Rows,

@@ -154,6 +154,7 @@ class Run:
     mask_met: bool = False
     mask_missed: Sequence[int] | None = None
     _warned: bool = field(default=False, repr=False)
+    _warned_of_digits: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
 
     def __post_init__(self) -> None:
@@ -234,6 +235,17 @@ class Run:
             warnings.warn(
                 "a factorization failed: for this layer and this step it was repeated with a larger damping, or the gradient "
                 "left plain; handle.statistics counts how often per layer",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def warn_about_digits(self, name: str) -> None:
+        """Too little of a gradient is left for its precision: said once, for all layers and steps."""
+        if not self._warned_of_digits:
+            self._warned_of_digits = True
+            warnings.warn(
+                f"digits were lost in layer {name!r}: conditioning leaves less of its gradient than the gradient is precise; scale "
+                "the inputs to about 1 or take a larger damping. handle.statistics counts how often per layer, as fallbacks",
                 RuntimeWarning,
                 stacklevel=2,
             )

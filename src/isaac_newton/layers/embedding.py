@@ -182,6 +182,8 @@ def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor |
         site.fell_back(made.failures)
     site.statistics.note_sizes(run.backward_passes, len(r), len(r), r.shape[1], layer.embedding_dim, own_rows=False)
     (conditioned,) = multiply([plain], [made])
+    if made.lost_digits:
+        site.lost_digits()
     if run.inspecting:
         site.inspect(lambda: equations.spectrum(r), made.damping, plain, conditioned)
     rows = (conditioned.mT / divided).to(g.dtype)
