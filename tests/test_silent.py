@@ -834,7 +834,11 @@ PIXELS: dict[str, tuple[tuple[int, ...], dict[str, Any], Callable[[Tensor], Tens
     "max_rows": ((64, 784), {"max_rows": 1000}, lambda x: x),
     "joint": ((64, 784), {"bias": "joint"}, lambda x: torch.cat([x, torch.ones(64, 1).double()], 1)),
     "mask": ((8, 8, 784), {"mask": torch.ones(8, 8)}, lambda x: x),
-    "half a mask": ((8, 8, 784), {"mask": torch.arange(8).expand(8, 8) < 4}, lambda x: x.reshape(8, 8, 784)[:, :4].flatten(0, 1)),
+    "half a mask": (
+        (8, 8, 784),
+        {"mask": torch.arange(8).expand(8, 8) < 4},
+        lambda x: x.reshape(8, 8, 784)[:, :4].flatten(0, 1),
+    ),
     "reduce": ((16, 4, 784), {"sharing": "reduce"}, lambda x: x.reshape(16, 4, 784).mean(1)),
     "reduce, one position": ((64, 1, 784), {"sharing": "reduce"}, lambda x: x),
 }

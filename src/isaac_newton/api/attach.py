@@ -83,8 +83,8 @@ def attach(
     """
     if isinstance(damping, torch.optim.Optimizer):
         raise TypeError(
-            f"the second argument is the damping, got {type(damping).__name__}: attach(model, damping=1.0) leaves the optimizer "
-            "as it is; with when='step', handle.bind(optimizer)"
+            f"the second argument is the damping, got {type(damping).__name__}: attach(model, damping=1.0) leaves the "
+            "optimizer as it is; with when='step', handle.bind(optimizer)"
         )
     check_choice("when", when, When)
     options = Options(
@@ -167,7 +167,7 @@ def _select(
             skipped[name] = "not selected by layers=" + (getattr(layers, "__qualname__", "") or repr(layers))
         elif isinstance(vars(module).get("forward"), ConditionedLayer):
             raise ValueError(
-                f"layer {listed([name])} is already attached; change handle.damping, or detach first: isaac_newton.detach(model)"
+                f"layer {listed([name])} is already attached; change handle.damping, or first isaac_newton.detach(model)"
             )
         elif isinstance(found, str):
             skipped[name] = found
@@ -193,8 +193,13 @@ def owns_weights(module: nn.Module) -> bool:
 
 def _parts(module: nn.Module, registration: Registration) -> list[str]:
     """Submodules whose weights are conditioned with the layer's own, by their names in it."""
-    made_of = [name for name, _ in module.named_modules() if name.startswith("parametrizations.")] if is_parametrized(module) else []
-    return [*registration.parts, *(name for name in made_of if any(True for _ in module.get_submodule(name).parameters(recurse=False)))]
+    made_of = (
+        [name for name, _ in module.named_modules() if name.startswith("parametrizations.")] if is_parametrized(module) else []
+    )
+    return [
+        *registration.parts,
+        *(name for name in made_of if any(True for _ in module.get_submodule(name).parameters(recurse=False))),
+    ]
 
 
 def _is_computed(weight: object) -> bool:

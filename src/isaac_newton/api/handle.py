@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -408,7 +408,9 @@ def _check_fits(name: str, layer: nn.Module, where: WeightSlice, saved: Mapping[
     try:
         weight = layer.get_parameter(where.parameter)
     except AttributeError:
-        raise ValueError(f"the state has a parameter {where.parameter!r} of layer {name!r}, which has none of this name") from None
+        raise ValueError(
+            f"the state has a parameter {where.parameter!r} of layer {name!r}, which has none of this name"
+        ) from None
     average, rows = saved["average"], where.stop - where.start
     if average is None:
         return

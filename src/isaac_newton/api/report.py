@@ -125,7 +125,11 @@ def _alike(layers: Sequence[tuple[str, ...]]) -> list[list[tuple[str, ...]]]:
 
 def _cells(module: nn.Module, site: Conditioned | None, verdict: str) -> tuple[str, ...]:
     own = list(module.parameters(recurse=False))
-    weight = getattr(module, "weight", None) if is_parametrized(module, "weight") else max(own, key=lambda p: p.numel(), default=None)
+    weight = (
+        getattr(module, "weight", None)
+        if is_parametrized(module, "weight")
+        else max(own, key=lambda p: p.numel(), default=None)
+    )
     shape = "" if weight is None else "×".join(map(str, weight.shape)) or "1"
     kind = type(module).__name__.removeprefix("Parametrized")
     seen = site.statistics if site is not None else None

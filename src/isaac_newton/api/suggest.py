@@ -122,7 +122,9 @@ def suggest_damping(model: nn.Module, *batch: Any, **named: Any) -> Suggestion:
         raise TypeError("suggest_damping looks at one batch, got a DataLoader: give the inputs in next(iter(loader))")
     nowhere = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if nowhere:
-        raise ValueError(f"parameter {nowhere[0]!r} is on the meta device and has no values: fill the model before asking for a damping")
+        raise ValueError(
+            f"parameter {nowhere[0]!r} is on the meta device and has no values: fill the model before asking for a damping"
+        )
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(f"parameter {lazy[0]!r} has no size yet: run one batch through the model before asking for a damping")

@@ -1,4 +1,4 @@
-"""What goes past a handle: weights used outside their layers, layers that were replaced or came later, masks that fit nothing."""
+"""What goes past a handle: weights used outside their layers, layers replaced or added later, masks that fit nothing."""
 
 import sys
 import warnings
@@ -18,14 +18,14 @@ from isaac_newton.layers.linear import Linear
 __all__ = ["Watch", "listed"]
 
 _OUTSIDE = (
-    "the weights of {} received a gradient, but nobody called these layers, so that it stayed plain: call the layer in place of "
-    "F.linear(x, layer.weight), or name it in exclude="
+    "the weights of {} received a gradient, but nobody called these layers, so that it stayed plain: call the layer in place "
+    "of F.linear(x, layer.weight), or name it in exclude="
 )
 _REPLACED = "{} were replaced after attach, and what took their place keeps its plain gradient: detach and attach again"
 _ADDED = "{} came after attach and keep their plain gradient: detach and attach again"
 _MASK = (
-    "the mask (handle.mask, or the attention_mask that the model was called with) has the shape {}, with which no layer's input "
-    "begins (one has {}), so that every position counted: set handle.mask to one of (samples, length) for this batch, or to None"
+    "the mask (handle.mask, or the attention_mask that the model was called with) has the shape {}, with which no layer's "
+    "input begins (one has {}), so that every position counted: set handle.mask to one of (samples, length), or to None"
 )
 
 
@@ -63,15 +63,15 @@ class Watch:
         run.watch = self
 
     def _hook_weights(self) -> None:
-        users: dict[Tensor, list[str]] = {}
+        users: dict[nn.Parameter, list[str]] = {}
         for name, site in self._sites.items():
             self._unseen[name] = []
             for weight in site.module.parameters():
                 if weight.is_leaf and weight.requires_grad and weight.dim() > 1:
                     users.setdefault(weight, []).append(name)
         me = weakref.ref(self)
-        for weight, names in users.items():
-            hook = weight.register_hook(_Arrival(me, names))
+        for parameter, names in users.items():
+            hook = parameter.register_hook(_Arrival(me, names))
             self._unseen[names[0]].append(hook)
 
     def came_past(self, names: Iterable[str]) -> None:

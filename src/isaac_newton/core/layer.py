@@ -111,8 +111,8 @@ class ConditionedLayer:
     def _torchscript_modifier(self) -> None:
         """The first thing that `torch.jit.script` asks a forward pass for."""
         raise RuntimeError(
-            f"torch.jit.script cannot compile layer {self.name!r}, which is conditioned: detach first, isaac_newton.detach(model), "
-            "and attach again afterwards"
+            f"torch.jit.script cannot compile layer {self.name!r}, which is conditioned: detach first with "
+            "isaac_newton.detach(model), and attach again afterwards"
         )
 
     def fell_back(self, failures: int | Tensor = 1) -> None:
@@ -245,7 +245,8 @@ def _plain(module: nn.Module, site: ConditionedLayer, *args: Any, **kwargs: Any)
 
 def is_exported() -> bool:
     """Whether the forward pass is written down for use elsewhere, where nothing is trained."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    jit: Any = torch.jit  # deprecated, and without types
+    return torch.compiler.is_exporting() or bool(jit.is_tracing())
 
 
 def child(name: str, part: str) -> str:

@@ -244,8 +244,8 @@ class Run:
         if not self._warned_of_digits:
             self._warned_of_digits = True
             warnings.warn(
-                f"digits were lost in layer {name!r}: conditioning leaves less of its gradient than the gradient is precise; scale "
-                "the inputs to about 1 or take a larger damping. handle.statistics counts how often per layer, as fallbacks",
+                f"digits were lost in layer {name!r}: conditioning leaves less of its gradient than that is precise; scale the "
+                "inputs to about 1, or take a larger damping. handle.statistics counts how often per layer, as fallbacks",
                 RuntimeWarning,
                 stacklevel=2,
             )

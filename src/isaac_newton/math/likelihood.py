@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 from torch.nn import functional as F
 
-__all__ = ["BinaryCrossEntropy", "CrossEntropy", "Likelihood", "LossFunction", "SquaredError", "check_loss", "likelihood_of", "scale_of"]
+__all__ = [
+    "BinaryCrossEntropy",
+    "CrossEntropy",
+    "Likelihood",
+    "LossFunction",
+    "SquaredError",
+    "check_loss",
+    "likelihood_of",
+    "scale_of",
+]
 
 Reduction: TypeAlias = Literal["mean", "sum"]
 
