@@ -457,7 +457,6 @@ def wrong(reason: str, *raises: type[BaseException]) -> pytest.MarkDecorator:
 BOTH = pytest.mark.parametrize("when", ["backward", "step"])
 
 
-@wrong("conditioning depends on model.train()")
 def test_a_model_in_eval_mode_is_conditioned() -> None:
     assert_right(lambda s: [s.model.eval(), backward()(s)], "backward")
 
@@ -816,25 +815,52 @@ def test_the_gradient_of_an_input_moves_no_schedule() -> None:
 # Precision.
 
 
-@pytest.mark.parametrize(
-    ("options", "damping"),
-    [
-        pytest.param(options, damping, marks=[wrong("digits are lost in the difference")] if "when" in options else [])
-        for options in ({}, {"when": "step"}, {"max_rows": 1000})
-        for damping in (1.0, 0.1, 1e-3)
-    ],
-    ids=str,
-)
-def test_pixels_of_0_to_255_are_accurate_or_counted(options: dict[str, Any], damping: float) -> None:
-    torch.manual_seed(0)
-    layer, x, g = nn.Linear(784, 32), torch.rand(64, 784) * 255, torch.randn(64, 32)
+BITS = torch.randint(256, (64, 784), generator=_random)
+#: What 64 pictures can be to a layer whose gradient is a difference, and which of its rows feed the conditioner.
+PIXELS: dict[str, tuple[tuple[int, ...], dict[str, Any], Callable[[Tensor], Tensor]]] = {
+    "rows": ((64, 784), {}, lambda x: x),
+    "step": ((64, 784), {"when": "step"}, lambda x: x),
+    "max_rows": ((64, 784), {"max_rows": 1000}, lambda x: x),
+    "joint": ((64, 784), {"bias": "joint"}, lambda x: torch.cat([x, torch.ones(64, 1).double()], 1)),
+    "mask": ((8, 8, 784), {"mask": torch.ones(8, 8)}, lambda x: x),
+    "half a mask": (
+        (8, 8, 784),
+        {"mask": torch.arange(8).expand(8, 8) < 4},
+        lambda x: x.reshape(8, 8, 784)[:, :4].flatten(0, 1),
+    ),
+    "reduce": ((16, 4, 784), {"sharing": "reduce"}, lambda x: x.reshape(16, 4, 784).mean(1)),
+    "reduce, one position": ((64, 1, 784), {"sharing": "reduce"}, lambda x: x),
+}
+
+
+@pytest.mark.parametrize("damping", [1.0, 0.1, 1e-3])
+@pytest.mark.parametrize("form", PIXELS)
+def test_pixels_of_0_to_255_are_accurate(form: str, damping: float) -> None:
+    shape, options, rows = PIXELS[form]
+    options = dict(options)
+    mask = options.pop("mask", None)
+    layer, x, g = nn.Linear(784, 32), BITS.float(), torch.randn(64, 32)
     handle = isaac.attach(layer, damping, **options)
-    layer(x).backward(g)
-    handle.step() if options.get("when") == "step" else None
+    handle.mask = mask
+    layer(x.reshape(shape)).backward(g.reshape(*shape[:-1], 32))
+    handle.step() if form == "step" else None
     x = x.double()
-    wanted = g.double().T @ torch.linalg.solve(torch.eye(64).double() + x @ x.T / (64 * damping), x)
+    plain, r = g.double().T @ x, rows(x)
+    if form == "joint":
+        plain = torch.cat([plain, g.double().sum(0)[:, None]], 1)
+    wanted = (plain - plain @ r.T @ torch.linalg.solve(len(r) * damping * torch.eye(len(r)).double() + r @ r.T, r))[:, :784]
     assert layer.weight.grad is not None
-    assert relative_error(layer.weight.grad, wanted) < 1e-2 or handle.statistics[""].fallbacks > 0
+    assert relative_error(layer.weight.grad, wanted) < 1e-4
+    assert handle.statistics[""].fallbacks == 0
+
+
+def test_digits_that_are_lost_are_counted_and_warned_about() -> None:
+    """Positions that differ by less than a gradient of the pixels is precise."""
+    layer, x = nn.Linear(784, 32), BITS.float()[:, None] + 1e-3 * torch.randn(64, 4, 784)
+    handle = isaac.attach(layer, 1e-3, sharing="reduce")
+    with pytest.warns(RuntimeWarning, match="digits were lost in layer ''"):
+        layer(x).backward(torch.randn(64, 4, 32))
+    assert handle.statistics[""].fallbacks == 1
 
 
 # The rest of the list.
@@ -845,7 +871,6 @@ def refused(action: Callable[[], Any], words: str) -> None:
         action()
 
 
-@wrong("a weight used outside its layer is plain, and nobody says so")
 @pytest.mark.parametrize("when", ["backward", "step"])
 @pytest.mark.parametrize("use", [F.linear, lambda x, weight: x @ weight.T], ids=["F.linear", "matmul"])
 def test_a_weight_used_outside_its_layer_is_named(use: Callable[[Tensor, Tensor], Tensor], when: str) -> None:
@@ -857,7 +882,6 @@ def test_a_weight_used_outside_its_layer_is_named(use: Callable[[Tensor, Tensor]
     assert "outside" in str(side.handle)
 
 
-@wrong("a layer replaced or added after attach is plain, and nobody says so")
 @pytest.mark.parametrize("change", ["replaced", "added"])
 def test_a_layer_that_came_after_attach_is_named(change: str) -> None:
     model = mlp(6, 8, 4)
@@ -869,7 +893,6 @@ def test_a_layer_that_came_after_attach_is_named(change: str) -> None:
     assert "replaced" in str(handle) or "not seen" in str(handle) or "after attach" in str(handle)
 
 
-@wrong("a mask of another shape is ignored")
 def test_a_mask_of_the_wrong_shape_is_refused() -> None:
     model = mlp(6, 8, 4)
     handle = isaac.attach(model, DAMPING)
@@ -894,7 +917,6 @@ def test_a_gradient_penalty_under_step_does_not_warn() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@wrong("a state takes the place of a damping that was given anew")
 def test_a_state_does_not_override_a_new_damping_silently() -> None:
     state = isaac.attach(mlp(6, 8, 4), 0.5).state_dict()
     handle = isaac.attach(mlp(6, 8, 4), DAMPING)
@@ -954,7 +976,6 @@ def test_old_style_norms_are_left_out_under_step(norm: Callable[[nn.Module], nn.
     assert "0" in handle.skipped
 
 
-@wrong("a cryptic AttributeError", AttributeError)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 def test_scripting_an_attached_model_says_what_to_do() -> None:
     model = mlp(6, 8, 4)
@@ -971,7 +992,6 @@ def test_ids_overwritten_before_the_backward_pass_are_an_error() -> None:
         loss.backward()
 
 
-@wrong("detach leaves a layer conditioned whose forward another tool has wrapped")
 def test_detach_reaches_a_forward_that_another_tool_wrapped_or_says_so() -> None:
     model, plain = mlp(6, 8, 4), mlp(6, 8, 4)
     handle = isaac.attach(model, DAMPING)

@@ -33,6 +33,7 @@ __all__ = [
     "no_view",
     "raw_stream",
     "recurrent_kernel",
+    "remove_forward_pre_hooks",
     "replica_of",
     "runs_step_hooks",
     "saves_elsewhere",
@@ -133,6 +134,13 @@ def runs_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 def has_backward_hooks(module: nn.Module) -> bool:
     """Whether a module has full backward hooks, which may read `.grad`."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def remove_forward_pre_hooks(module: nn.Module, chosen: Callable[[Any], bool]) -> None:
+    """Remove hooks from a module, those of a copy too: its handles are with the original."""
+    for number in [number for number, hook in module._forward_pre_hooks.items() if chosen(hook)]:
+        del module._forward_pre_hooks[number]
+        module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 def call(function: type[torch.autograd.Function], *args: object) -> Any:

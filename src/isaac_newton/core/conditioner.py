@@ -44,6 +44,8 @@ class Conditioner:
     failures: int | Tensor = 0
     keeps_norm: bool = False
     gram: Float[Tensor, "rows rows"] | None = None
+    #: Whether a gradient that was multiplied had too few digits for the difference.
+    lost_digits: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -238,7 +240,7 @@ def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> T
     r = cast(r, dtype)
     wider = dtype is torch.float64 and gradient.dtype is not dtype
     if wider and inverse is not None and gradient.device.type == "cpu" and not kernels.is_differentiable(gradient, r):
-        return cpu.subtract(gradient, r, inverse, in_place=in_place, keep_norm=by.keeps_norm)
+        return _carefully_subtracted(gradient, r, by, in_place)
     in_place = in_place and gradient.dtype is dtype and gradient.is_contiguous()
     gradient = cast(gradient, dtype)
     with cpu.unrounded(r) if has_values(r) else cpu.NOTHING:
@@ -249,6 +251,16 @@ def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> T
         if multiplied is not None:
             used, r = seen, multiplied
         return _subtracted(gradient, used, r, None, in_place)
+
+
+def _carefully_subtracted(gradient: Tensor, r: Tensor, by: Conditioner, in_place: bool) -> Tensor:
+    """The difference of a gradient that is not as precise as the rows."""
+    assert by.inverse is not None
+    before = torch.linalg.vector_norm(gradient, dtype=r.dtype) if by.keeps_norm else None
+    strength, spanned = r.shape[-2] * float(by.damping), r.shape[-2] >= by.rows.total
+    done, lost = cpu.subtract(gradient, r, by.inverse, strength, spanned=spanned, in_place=in_place)
+    by.lost_digits |= lost
+    return done if before is None else done.mul_(equations.quotient(before, torch.linalg.vector_norm(done, dtype=r.dtype)))
 
 
 def _subtracted(gradient: Tensor, used: Tensor, r: Tensor, ratio: Tensor | None, in_place: bool) -> Tensor:

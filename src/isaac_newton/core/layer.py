@@ -21,10 +21,15 @@ from isaac_newton.math import equations
 if TYPE_CHECKING:
     from isaac_newton.core.use import Bucket
 
-__all__ = ["ConditionedLayer", "child", "layer_of"]
+__all__ = ["ConditionedLayer", "child", "is_exported", "layer_of", "live_layers"]
 
 _NUMBERS = itertools.count()
 _LAYERS: "weakref.WeakValueDictionary[int, ConditionedLayer]" = weakref.WeakValueDictionary()
+
+
+def live_layers() -> "list[ConditionedLayer]":
+    """All that exist."""
+    return list(_LAYERS.values())
 
 
 def layer_of(number: int) -> "ConditionedLayer":
@@ -83,7 +88,7 @@ class ConditionedLayer:
         self._enroll()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's forward pass: conditioned in training mode, the original one otherwise."""
+        """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
         module, adapter = self._module, self.adapter
         assert module is not None
         assert adapter is not None
@@ -102,12 +107,28 @@ class ConditionedLayer:
         """Stand in for the layer's forward pass."""
         vars(self.module).update({"forward": self, torch_private.REPLICATE: self.replicate})
 
-    def leave(self) -> None:
-        """Give the layer its own forward pass back."""
-        for name in ("forward", torch_private.REPLICATE):
-            vars(self.module).pop(name, None)
+    @property
+    def is_attached(self) -> bool:
+        """Whether this stands in for the forward pass of a layer."""
+        return self.adapter is not None and self.adapter is not _plain
+
+    def detach(self) -> None:
+        """Give the layer its own forward pass back, also where another tool has put something around this one."""
+        self.adapter = _plain
+        attributes = vars(self.module)
+        attributes.pop(torch_private.REPLICATE, None)
+        if attributes.get("forward") is self:
+            del attributes["forward"]
         for gathering in self.gatherings.values():
             gathering.close()
+
+    @property
+    def _torchscript_modifier(self) -> None:
+        """The first thing that `torch.jit.script` asks a forward pass for."""
+        raise RuntimeError(
+            f"torch.jit.script cannot compile layer {self.name!r}, which is conditioned: detach first with "
+            "isaac_newton.detach(model), and attach again afterwards"
+        )
 
     def fell_back(self, failures: int | Tensor = 1) -> None:
         """A factorization failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
@@ -116,6 +137,11 @@ class ConditionedLayer:
         else:
             self.statistics.fallbacks += failures
             self.run.warn_about_failure()
+
+    def lost_digits(self) -> None:
+        """A gradient had too few digits for the difference that was asked of it."""
+        self.statistics.fallbacks += 1
+        self.run.warn_about_digits(self.name)
 
     def saw(
         self,
@@ -191,8 +217,8 @@ class ConditionedLayer:
 
 
 def _call(adapter: Callable[..., Any], module: nn.Module, layer: ConditionedLayer, *args: Any, **kwargs: Any) -> Any:
-    """The forward pass of a layer or its replica, conditioned in training mode."""
-    if module.training and torch.is_grad_enabled():
+    """The forward pass of a layer or its replica, conditioned where gradients are recorded."""
+    if torch.is_grad_enabled() and (module.training or not is_exported()):
         return adapter(module, layer, *args, **kwargs)
     return type(module).forward(module, *args, **kwargs)
 
@@ -211,6 +237,17 @@ def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:
         f"a weight of this {type(module).__name__} is neither a parameter nor some rows of one, so when='step' does not know "
         "whose gradient to condition; use when='backward'"
     )
+
+
+def _plain(module: nn.Module, site: ConditionedLayer, *args: Any, **kwargs: Any) -> Any:
+    """The adapter of a layer that was detached."""
+    return type(module).forward(module, *args, **kwargs)
+
+
+def is_exported() -> bool:
+    """Whether the forward pass is written down for use elsewhere, where nothing is trained."""
+    jit: Any = torch.jit  # deprecated, and without types
+    return torch.compiler.is_exporting() or bool(jit.is_tracing())
 
 
 def child(name: str, part: str) -> str:

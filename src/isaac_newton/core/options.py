@@ -5,7 +5,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -45,6 +45,13 @@ RowObserver: TypeAlias = Callable[[Any, Tensor], None]
 
 #: Forward passes whose graphs are dropped leave dead references behind.
 MOST_WAITING = 1024
+
+
+class Watcher(Protocol):
+    """Who looks after each backward pass whether everything was conditioned that should have been."""
+
+    def after_pass(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,8 @@ class Run:
     Attributes:
         damping: λ_a.
         output_damping: λ_g; infinite for ζ*.
-        mask: Which positions count.
+        mask: Which positions count, in the forward pass that runs: what was set by hand, else what the model was called with.
+        set_mask: What was set by hand.
         backward_passes: With `steps`, what a damping schedule is called with.
         bound: Whether somebody is to condition the gradients at the step.
         gathering: With `when="step"`: whether passes count although no gradient is accumulated.
@@ -129,12 +137,16 @@ class Run:
         made: With `process_group`, the conditioners of this pass and their inputs.
         look_at: At this length of the list, references to graphs that were dropped leave it.
         alone: Whether weights have a node of their own from now on (see `use.Opening`).
+        watch: Looks at what happened when a backward pass has ended.
+        mask_met: Whether a layer's input began with the mask's shape since the mask was set.
+        mask_missed: The leading dimensions of one that did not.
     """
 
     options: Options = field(default_factory=Options)
     damping: Damping = 1.0
     output_damping: OutputDamping = math.inf
     mask: Tensor | None = None
+    set_mask: Tensor | None = None
     backward_passes: int = 0
     steps: int = 0
     bound: bool = False
@@ -149,7 +161,11 @@ class Run:
     look_at: int = MOST_WAITING
     alone: bool = False
     made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
+    watch: "Watcher | None" = field(default=None, repr=False)
+    mask_met: bool = False
+    mask_missed: Sequence[int] | None = None
     _warned: bool = field(default=False, repr=False)
+    _warned_of_digits: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
     _stepped: set[int] = field(default_factory=set, repr=False)
     _dropped_in: int = field(default=-1, repr=False)
@@ -166,7 +182,8 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        return {**self.__dict__, "waiting": [], "made": {}, "bound": False, "_pass": -1, "_stepped": set()}
+        fresh = {"waiting": [], "made": {}, "bound": False, "watch": None, "_pass": -1, "_stepped": set()}
+        return {**self.__dict__, **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -200,7 +217,20 @@ class Run:
         if now != self._pass:
             self._pass = now
             self.backward_passes += 1
+            if self.watch is not None and now >= 0 and not torch.compiler.is_compiling():
+                torch_private.after_backward(self.watch.after_pass)
         return now
+
+    def take_mask(self, mask: Tensor | None) -> None:
+        """The mask that a model is called with holds until another forward pass, unless one was set by hand."""
+        if not torch.is_grad_enabled() or self.set_mask is not None:
+            return
+        if mask is not None:
+            mask = mask.bool()
+            # With nothing to leave out, layers keep the form that is cheapest. A GPU would wait for the answer.
+            if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
+                mask = None
+        self.mask, self.mask_met, self.mask_missed = mask, False, None
 
     def damping_now(self) -> tuple[float | Tensor, RelativeTo]:
         """λ, or ρ and what it is relative to, for the current backward pass or step."""
@@ -222,6 +252,17 @@ class Run:
             warnings.warn(
                 "a factorization failed: for this layer and this step it was repeated with a larger damping, or the gradient "
                 "left plain; handle.statistics counts how often per layer",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def warn_about_digits(self, name: str) -> None:
+        """Too little of a gradient is left for its precision: said once, for all layers and steps."""
+        if not self._warned_of_digits:
+            self._warned_of_digits = True
+            warnings.warn(
+                f"digits were lost in layer {name!r}: conditioning leaves less of its gradient than that is precise; scale the "
+                "inputs to about 1, or take a larger damping. handle.statistics counts how often per layer, as fallbacks",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -301,7 +301,15 @@ _LANES: dict[str, Callable[[Sequence["Use"]], list[Rows]]] = {
 
 def _mask_of(use: "Use", places: Sequence[int]) -> Tensor | None:
     """The mask, unless it is one of something else in the network."""
-    return use.mask if use.mask is not None and use.mask.shape == torch.Size(places) else None
+    if use.mask is None:
+        return None
+    run = use.layer.run
+    if use.mask.shape == torch.Size(places):
+        run.mask_met = True
+        return use.mask
+    if len(places) > 1:
+        run.mask_missed = places
+    return None
 
 
 def _gathered(use: "Use") -> Rows:

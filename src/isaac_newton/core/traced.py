@@ -314,6 +314,8 @@ def _condition_at_run_time(gradient: Tensor, r: Tensor, mask: Tensor | None, tot
         found.fell_back(made.failures)
     matrix = gradient if rows.r.dim() == 3 else gradient[0]
     (done,) = multiply([matrix], [made])
+    if made.lost_digits:
+        found.lost_digits()
     found.saw(rows, made.damping, gradient.shape[-2], lambda: matrix, done, own=False)
     return cast(done.reshape(gradient.shape), gradient.dtype)
 

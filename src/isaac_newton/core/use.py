@@ -131,6 +131,8 @@ class Use:
 
     def saw(self, conditioner: Conditioner, plain: Tensor | Callable[[], Tensor], conditioned: Tensor) -> None:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
+        if conditioner.lost_digits:
+            self.layer.lost_digits()
         self.layer.saw(conditioner.rows, conditioner.damping, self.outputs, plain, conditioned, own=self.own)
 
 

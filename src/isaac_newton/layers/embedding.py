@@ -78,7 +78,10 @@ def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tenso
     if layer.padding_idx is not None:
         counted = tokens != layer.padding_idx
     if mask is not None and mask.shape == input.shape:
+        run.mask_met = True
         counted = counted & mask.reshape(-1)
+    elif mask is not None and input.dim() > 1:
+        run.mask_missed = input.shape
     counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
     counts = counts.index_add(0, tokens, counted.to(counts.dtype))
     if run.options.ranks is not None and run.options.when == "backward" and run.row_observer is None:
@@ -197,6 +200,8 @@ def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor |
         site.fell_back(made.failures)
     site.statistics.note_sizes(run.backward_passes, len(r), len(r), r.shape[1], layer.embedding_dim, own_rows=False)
     (conditioned,) = multiply([plain], [made])
+    if made.lost_digits:
+        site.lost_digits()
     if run.inspecting:
         site.inspect(lambda: equations.spectrum(r), made.damping, plain, conditioned)
     values = (conditioned.mT / divided).to(g.dtype)
