@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from isaac_newton import torch_private
 from isaac_newton.core.conditioner import invert, multiply
-from isaac_newton.core.distributed import Ranks, first_row, is_sharded, keep_own_part, local, whole
+from isaac_newton.core.distributed import Ranks, first_row, is_sharded, keep_own_part, local, sum_over_shards, whole
 from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer, child
 from isaac_newton.core.moments import Moment, WeightSlice
@@ -165,7 +165,7 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
             (done,) = multiply([matrix[0] if len(matrix) == 1 else matrix], [made])
             return done if done.dim() == 3 else done[None]
 
-        _rewrite(site.module, where, by_rows, inspect=inspect)
+        _rewrite(site.module, where, by_rows, keep_norm=options.keep_norm, inspect=inspect)
     else:
         _renew(moment, site)
         conditioner = moment.conditioner
@@ -174,7 +174,7 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
                 values = functools.partial(_eigenvalues, conditioner, moment.damping, options.power)
                 inspect = functools.partial(site.inspect, values, moment.damping)
             times = functools.partial(_times, conditioner)
-            _rewrite(site.module, where, times, diagonal=conditioner, inspect=inspect)
+            _rewrite(site.module, where, times, keep_norm=options.keep_norm, diagonal=conditioner, inspect=inspect)
     moment.clear()
     if options.refresh == 1:
         moment.conditioner = None
@@ -203,8 +203,10 @@ def _renew(moment: Moment, site: ConditionedLayer) -> None:
         return
     diagonal = mean.dim() == 1
     damping, relative = site.run.damping_now()
-    if relative:
+    if relative == "mean":
         damping = relative_damping((mean if diagonal else mean.diagonal(dim1=-2, dim2=-1)).mean(), damping)
+    elif relative:
+        damping = relative_damping((mean if diagonal else equations.largest_eigenvalue(mean)).amax(), damping)
     moment.age, moment.damping = 1, damping
     if options.power == 0 or (isinstance(damping, float) and damping == math.inf):
         moment.conditioner = None
@@ -238,6 +240,7 @@ def _rewrite(
     where: WeightSlice,
     multiply: Callable[[Tensor], Tensor],
     *,
+    keep_norm: bool,
     diagonal: Tensor | None = None,
     inspect: Inspect | None = None,
 ) -> None:
@@ -258,6 +261,7 @@ def _rewrite(
     weight, bias = parts[0], parts[1] if len(parts) > 1 else None
     assert weight is not None
     own = slice(max(where.start - begin, 0), max(min(where.stop - begin, len(weight)), 0))
+    squares = [_square(weight, bias, own)] if keep_norm else []
     if where.groups == 0:
         assert diagonal is not None
         before = _numbers(weight, own).clone() if inspect is not None else weight
@@ -266,6 +270,14 @@ def _rewrite(
             inspect(before, _numbers(weight, own))
     else:
         _multiply(weight[own], None if bias is None else bias[own], where, multiply, inspect)
+    if keep_norm:
+        together = torch.stack([*squares, _square(weight, bias, own)])
+        if sharded and by_rows:
+            sum_over_shards(gradients[0], together)
+        before, after = together.sqrt().unbind()
+        for part in (sparse_parts(weight)[0] if weight.is_sparse else weight[own], None if bias is None else bias[own]):
+            if part is not None:
+                part.mul_(equations.quotient(before, after).to(part.dtype))
     if sharded and not by_rows:
         for gradient, part in zip(gradients, parts, strict=True):
             if gradient is not None and part is not None:
@@ -291,6 +303,12 @@ def _multiply(
             bias.copy_(matrix[..., -1].reshape(bias.shape))
         matrix = matrix[..., :-1]
     weight.copy_((matrix.mT if where.transposed else matrix).reshape(weight.shape))
+
+
+def _square(weight: Tensor, bias: Tensor | None, own: slice) -> Tensor:
+    """The squared norm of a gradient, and of the bias that is conditioned with it."""
+    parts = [_numbers(weight, own)] + ([] if bias is None else [bias[own]])
+    return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in parts]).sum()
 
 
 def _numbers(weight: Tensor, own: slice) -> Tensor:

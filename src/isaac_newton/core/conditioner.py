@@ -15,7 +15,6 @@ from torch import Tensor
 from isaac_newton import kernels
 from isaac_newton.core.rows import Rows, cast, working_dtype
 from isaac_newton.kernels import cpu
-from isaac_newton.kernels.eigenvalue import largest_eigenvalue
 from isaac_newton.math import equations
 from isaac_newton.math.damping import RelativeTo, relative_damping
 from isaac_newton.torch_private import has_values
@@ -152,7 +151,7 @@ def _damping(r: Float[Tensor, "*groups rows in"], strength: float | Tensor, rela
         return relative_damping(r.square().mean(), strength)
     with cpu.unrounded(r) if has_values(r) else cpu.NOTHING:
         gram = r @ r.mT if r.shape[-2] < r.shape[-1] else r.mT @ r
-    return relative_damping(largest_eigenvalue(gram).amax() / r.shape[-2], strength)
+    return relative_damping(equations.largest_eigenvalue(gram).amax() / r.shape[-2], strength)
 
 
 def _inverted_by_torch(one: Rows, strength: float | Tensor, relative: RelativeTo) -> Conditioner:

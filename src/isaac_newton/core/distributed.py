@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isaac_newton.torch_private import first_global_row
 
-__all__ = ["Ranks", "first_row", "is_sharded", "keep_own_part", "local", "whole"]
+__all__ = ["Ranks", "first_row", "is_sharded", "keep_own_part", "local", "sum_over_shards", "whole"]
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Spec = TypeVar("_Spec")
@@ -128,6 +128,13 @@ def local(tensor: Any) -> Tensor:
     """The part of a sharded tensor that is here; writing to it changes the tensor."""
     part: Tensor = tensor.to_local()
     return part
+
+
+def sum_over_shards(tensor: Any, numbers: Tensor) -> None:
+    """Add up what each rank has computed of its shard of a tensor."""
+    for dimension, placement in enumerate(tensor.placements):
+        if placement.is_shard():
+            dist.all_reduce(numbers, group=tensor.device_mesh.get_group(dimension))
 
 
 def whole(tensor: Any) -> Tensor:
