@@ -72,6 +72,8 @@ def apply(
         return output
     elif layer.bucket is not None and _can_share(layer.bucket, use, weight):
         bucket, number = layer.bucket
+        if torch_private.is_autocast_on():
+            x = _as_multiplied(use, x)
         use.wait()
         output = operation(x, bucket.take(use, weight, number, hand_out), bias)
         _give_to_graph(use, output)
@@ -165,6 +167,16 @@ def _use_of(
     where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
     layout = PLAIN if arrange is sequence and not (transposed or joint) else layout_of(arrange, transposed, joint)
     return Use(layer, layout, x, run.mask, own, outputs, where)
+
+
+def _as_multiplied(use: Use, x: Tensor) -> Tensor:
+    """The input in the type in which the layer will multiply it: autograd keeps that one, so the use need not keep another."""
+    kind = x.device.type
+    if x.dtype is not torch.float32 or not torch.is_autocast_enabled(kind):
+        return x
+    use.source = use.layer.run.source_of(x)
+    use.kept = x.to(torch.get_autocast_dtype(kind))
+    return use.kept
 
 
 def _takes_apart(operation: Forward, use: Use) -> bool:

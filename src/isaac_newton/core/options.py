@@ -167,6 +167,7 @@ class Run:
     _warned: bool = field(default=False, repr=False)
     _warned_of_digits: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
+    _source: "tuple[weakref.ref[Tensor], int, object] | None" = field(default=None, repr=False)
     _stepped: set[int] = field(default_factory=set, repr=False)
     _dropped_in: int = field(default=-1, repr=False)
     _missed: int = field(default=0, repr=False)
@@ -182,7 +183,7 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        fresh = {"waiting": [], "made": {}, "bound": False, "watch": None, "_pass": -1, "_stepped": set()}
+        fresh: dict[str, Any] = {"_source": None, "waiting": [], "made": {}, "bound": False, "watch": None, "_pass": -1, "_stepped": set()}
         return {**self.__dict__, **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -210,6 +211,13 @@ class Run:
         if self.capture is not None:
             return self.capture.seed
         return draw_seed(self.backward_passes)
+
+    def source_of(self, x: Tensor) -> object:
+        """What stands for a tensor that may be gone in the backward pass: the same as long as it comes again and again."""
+        version = torch_private.version(x)
+        if self._source is None or self._source[0]() is not x or self._source[1] != version:
+            self._source = weakref.ref(x), version, object()
+        return self._source[2]
 
     def enter_pass(self) -> int:
         """Count the current backward pass, once; returns torch's number of it, which nobody can set."""

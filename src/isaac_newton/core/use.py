@@ -36,6 +36,7 @@ class Use:
         output: For ζ in a captured step: the conditioner of the output side.
         branch: In a captured step, whose stream it runs on.
         node: With `process_group`, what will ask for the conditioner.
+        source: Under autocast, what stands for the tensor of which `kept` is a copy in half precision.
     """
 
     layer: ConditionedLayer
@@ -52,6 +53,7 @@ class Use:
     output: Conditioner | None = None
     branch: object = None
     node: "weakref.ref[Any] | None" = None
+    source: object = None
 
     @property
     def input(self) -> Tensor:
@@ -64,7 +66,8 @@ class Use:
     def key(self) -> Hashable:
         """What another use has if its conditioner is this one's."""
         x, layout = self.input, self.layout
-        return id(x), torch_private.version(x), None if layout is PLAIN else layout, id(self.mask), self.own
+        known = (id(x), torch_private.version(x)) if self.source is None else self.source
+        return known, None if layout is PLAIN else layout, id(self.mask), self.own
 
     def wait(self) -> None:
         """Let the first request of a backward pass compute the conditioner with those of all others."""
