@@ -183,7 +183,15 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        fresh: dict[str, Any] = {"_source": None, "waiting": [], "made": {}, "bound": False, "watch": None, "_pass": -1, "_stepped": set()}
+        fresh: dict[str, Any] = {
+            "_source": None,
+            "waiting": [],
+            "made": {},
+            "bound": False,
+            "watch": None,
+            "_pass": -1,
+            "_stepped": set(),
+        }
         return {**self.__dict__, **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
