@@ -818,11 +818,7 @@ def test_the_gradient_of_an_input_moves_no_schedule() -> None:
 
 @pytest.mark.parametrize(
     ("options", "damping"),
-    [
-        pytest.param(options, damping, marks=[wrong("digits are lost in the difference")] if "when" in options else [])
-        for options in ({}, {"when": "step"}, {"max_rows": 1000})
-        for damping in (1.0, 0.1, 1e-3)
-    ],
+    [(options, damping) for options in ({}, {"when": "step"}, {"max_rows": 1000}) for damping in (1.0, 0.1, 1e-3)],
     ids=str,
 )
 def test_pixels_of_0_to_255_are_accurate_or_counted(options: dict[str, Any], damping: float) -> None:

@@ -177,7 +177,7 @@ def test_the_gradients_of_a_convolution_one_by_one() -> None:
 
 def test_no_other_file_uses_a_private_name_of_torch() -> None:
     private = re.compile(
-        r"torch\._[a-zA-Z]|_execution_engine|\._version\b|\._base\b|\._backward_hooks|_post_accumulate|ops\.aten\._"
+        r"torch\._[a-zA-Z]|_execution_engine|\._version\b|\._base\b|\._backward_hooks|\._post_accumulate|ops\.aten\._"
     )
     found = {
         f"{path.relative_to(SOURCES)}:{number}"

@@ -24,6 +24,10 @@ __all__ = ["condition_gradients"]
 
 #: As in `kernels.dense`: the largest trace of S/λ for which a conditioner in float32 is accurate enough.
 FLOAT32_TRACE = 512.0
+#: Rounding that is amplified by more than this is taken out of a gradient, where that is possible.
+_ROUNDING = 1e-3
+#: A relative error that counts as a failure, and in how many steps it is looked for once.
+_LOST, _CHECKED = 1e-2, 64
 #: Called with a gradient before and after.
 Inspect: TypeAlias = Callable[[Tensor, Tensor], None]
 
@@ -162,8 +166,15 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
             inspect = functools.partial(site.inspect, lambda: equations.spectrum(few), made.damping)
 
         def by_rows(matrix: Tensor) -> Tensor:
+            if not made.is_plain and _cancels(matrix, few, made.damping):
+                scale = 1 / (few.shape[1] * made.damping)
+                found = equations.condition_within(matrix, few, scale, 16 * torch.finfo(matrix.dtype).eps)
+                if found.isfinite().all().item():
+                    return found
             (done,) = multiply([matrix[0] if len(matrix) == 1 else matrix], [made])
-            return done if done.dim() == 3 else done[None]
+            done = done if done.dim() == 3 else done[None]
+            _count_lost_digits(matrix, done, site)
+            return done
 
         _rewrite(site.module, where, by_rows, inspect=inspect)
     else:
@@ -173,7 +184,7 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
             if run.inspecting:
                 values = functools.partial(_eigenvalues, conditioner, moment.damping, options.power)
                 inspect = functools.partial(site.inspect, values, moment.damping)
-            times = functools.partial(_times, conditioner)
+            times = functools.partial(_times, conditioner, site)
             _rewrite(site.module, where, times, diagonal=conditioner, inspect=inspect)
     moment.clear()
     if options.refresh == 1:
@@ -182,8 +193,30 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
         moment.average = moment.weight = None
 
 
-def _times(conditioner: Tensor, matrix: Tensor) -> Tensor:
-    return matrix.to(conditioner.dtype) @ conditioner
+def _cancels(matrix: Tensor, r: Tensor, damping: float | Tensor) -> bool:
+    """Whether what rounding has added to a gradient may outweigh what its conditioner leaves of it. A GPU would wait."""
+    if matrix.device.type != "cpu" or not matrix.numel():
+        return False
+    trace = r.double().square().sum((-2, -1)).amax().item() / r.shape[1]
+    return trace * torch.finfo(matrix.dtype).eps > _ROUNDING * float(damping)
+
+
+def _count_lost_digits(before: Tensor, after: Tensor, site: ConditionedLayer) -> None:
+    """Now and then: a result that is no larger than the rounding of what it was made of counts as a failure."""
+    if site.run.steps % _CHECKED != 1 or not before.numel():
+        return
+    lost = (before.norm() * torch.finfo(before.dtype).eps > _LOST * after.norm()) & after.isfinite().all()
+    if lost.is_cuda:
+        site.fell_back(lost.long())
+    elif lost.item():
+        site.statistics.fallbacks += 1
+        site.run.warn_about_digits()
+
+
+def _times(conditioner: Tensor, site: ConditionedLayer, matrix: Tensor) -> Tensor:
+    done = matrix.to(conditioner.dtype) @ conditioner
+    _count_lost_digits(matrix, done, site)
+    return done
 
 
 def _eigenvalues(conditioner: Tensor, damping: float | Tensor, power: float) -> Tensor:

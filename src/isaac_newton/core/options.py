@@ -149,6 +149,7 @@ class Run:
     _missed: int = field(default=0, repr=False)
     _said: bool = field(default=False, repr=False)
     _strange: bool = field(default=False, repr=False)
+    _inexact: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         LIVE.add(self)
@@ -215,6 +216,18 @@ class Run:
             warnings.warn(
                 "a factorization failed: for this layer and this step it was repeated with a larger damping, or the gradient "
                 "left plain; handle.statistics counts how often per layer",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def warn_about_digits(self) -> None:
+        """A conditioned gradient is mostly rounding: said once."""
+        if not self._inexact:
+            self._inexact = True
+            warnings.warn(
+                "what the damping leaves of a layer's gradient is less than its rounding, so its conditioned gradient is inexact: "
+                "take a larger damping, inputs of mean zero and variance one, or float64; handle.statistics counts it as a "
+                "fallback",
                 RuntimeWarning,
                 stacklevel=2,
             )

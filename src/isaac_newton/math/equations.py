@@ -163,6 +163,23 @@ def root_conditioner(
     return torch.where(finite, scaled @ vectors.mT, math.nan)
 
 
+def condition_within(
+    gradient: Float[Tensor, "groups out in"], r: Float[Tensor, "groups rows in"], scale: float | Tensor, noise: float
+) -> Float[Tensor, "groups out in"]:
+    r"""$∇ (I + s r^\top r)^{-1}$ for $∇ = g^\top r$ that was rounded: what rounding put outside of the rows is left out.
+
+    The inverse would leave that as it is, and it can be much larger than the result. $g$ is found by least squares. What lies
+    outside of the rows and is more than rounding (`noise` · ∇), such as the gradient of a penalty on the weight, stays. NaN
+    where something is not finite.
+    """
+    g, r = precise(gradient), precise(r)
+    gram = r @ r.mT
+    outputs = torch.cholesky_solve(r @ g.mT, _factor(gram, 0.0)).mT
+    outside = g - outputs @ r
+    real = outside.norm(dim=(-2, -1), keepdim=True) > noise * g.norm(dim=(-2, -1), keepdim=True)
+    return torch.cholesky_solve(outputs.mT, _factor(scale * gram, 1.0)).mT @ r + torch.where(real, outside, 0.0)
+
+
 def is_nan(matrix: Float[Tensor, "*groups k k"]) -> Bool[Tensor, "*groups 1 1"]:
     """Which groups have no inverse: those where `inverse` returned NaN."""
     return ~matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
