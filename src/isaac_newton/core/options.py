@@ -225,9 +225,8 @@ class Run:
         if not self._inexact:
             self._inexact = True
             warnings.warn(
-                "what the damping leaves of a layer's gradient is less than its rounding, so its conditioned gradient is inexact: "
-                "take a larger damping, inputs of mean zero and variance one, or float64; handle.statistics counts it as a "
-                "fallback",
+                "the damping leaves less of a layer's gradient than its rounding, so the result is inexact: take a larger "
+                "damping, inputs of mean zero and variance one, or float64; handle.statistics counts it as a fallback",
                 RuntimeWarning,
                 stacklevel=2,
             )
