@@ -203,7 +203,7 @@ def test_recurrent_layers_look_their_kernels_up_by_a_name(kind: type[nn.RNNBase]
 
 def test_no_other_file_uses_a_private_name_of_torch() -> None:
     private = re.compile(
-        r"torch\._[a-zA-Z]|_execution_engine|\._version\b|\._base\b|\._backward_hooks|_post_accumulate|ops\.aten\._"
+        r"torch\._[a-zA-Z]|_execution_engine|\._version\b|\._base\b|\._backward_hooks|\._post_accumulate|ops\.aten\._"
     )
     found = {
         f"{path.relative_to(SOURCES)}:{number}"
