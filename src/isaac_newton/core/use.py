@@ -171,6 +171,8 @@ class Alone:
         bias = gradients[1] if len(gradients) > 1 else None
         if weight is None or not any(wanted):
             return list(gradients)
+        clock = use.layer.run.clock
+        started = clock.now()
         if saved is not None:
             use.kept = saved
         if use.layout.joint and bias is None and wanted[1]:
@@ -187,6 +189,7 @@ class Alone:
                 result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
+        clock.add(started)
         return result
 
 
@@ -216,6 +219,8 @@ class Opening:
             else:
                 passed = True
         if uses:
+            clock = uses[0].layer.run.clock
+            started = clock.now()
             with torch_private.full_precision(plain[0]):
                 for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
                     result[number] = done
@@ -225,6 +230,7 @@ class Opening:
             if passed:
                 # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
                 uses[0].layer.run.alone = True
+            clock.add(started)
         return result
 
 
