@@ -25,6 +25,7 @@ __all__ = [
     "has_backward_hooks",
     "has_values",
     "is_autocast_on",
+    "is_flattened",
     "is_hooked",
     "is_transformed",
     "keeps_graph",
@@ -107,6 +108,11 @@ def raw_stream(device: int) -> int:
 def is_hooked(parameter: Any) -> bool:
     """Whether somebody may look at a gradient of this parameter before the backward pass ends."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def is_flattened(parameter: Tensor) -> bool:
+    """Whether it is what FSDP makes of the weights of a module."""
+    return getattr(parameter, "_is_flat_param", False)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
