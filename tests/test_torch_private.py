@@ -225,3 +225,13 @@ def test_hooks_before_a_forward_pass_are_removed_by_what_they_are() -> None:
     layer(torch.ones(1, 2))
     assert seen == [0]
     assert not layer._forward_pre_hooks_with_kwargs
+
+
+def test_fsdp_marks_what_it_flattens() -> None:
+    from torch.distributed.fsdp import FlatParameter
+
+    parameter: Any = nn.Parameter(torch.ones(3))
+    assert not torch_private.is_flattened(parameter)
+    parameter._is_flat_param = True  # as FSDP's handles do
+    assert torch_private.is_flattened(parameter)
+    assert isinstance(parameter, FlatParameter)

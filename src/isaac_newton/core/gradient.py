@@ -62,6 +62,8 @@ def apply(
         return traced.apply(operation, x, weight, bias, layer, arrange, transposed)
     run = layer.run
     if not (torch.is_grad_enabled() and weight.requires_grad):
+        if run.watch is not None and torch.is_grad_enabled():
+            run.watch.met_frozen(layer.name)
         return operation(x, weight, bias)
     use = _use_of(operation, x, weight, bias, layer, arrange, transposed)
     if run.row_observer is not None:
@@ -359,14 +361,23 @@ def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bo
     use.kept = x
     if use.layout.joint and not joint:
         use.layout = dataclasses.replace(use.layout, joint=False)
+    clock = use.layer.run.clock
+    started = clock.now()
     with full_precision(x):
         plain = g
         if use.layer.run.conditions_outputs:
             use.layer.run.enter_pass()
             g = condition_outputs(use, g)
         made = use.conditioner()
+        clock.add(started)
+        started = clock.now()
         conditioned = multiply_own(g, made, plain)
-        use.saw(made, lambda: multiply_own(plain, Conditioner(made.rows)), conditioned)
+
+        def plainly() -> Tensor:
+            return multiply_own(plain, Conditioner(made.rows))
+
+        clock.add_beyond(started, plainly)
+        use.saw(made, plainly, conditioned)
         conditioned = cast(conditioned, dtype)
     return (conditioned[:, :-1], conditioned[:, -1]) if joint else (conditioned, None)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from isaac_newton import torch_private
+from isaac_newton.core.clock import Clock
 from isaac_newton.core.distributed import Ranks
 from isaac_newton.math.damping import Damping, RelativeTo, check, number
 
@@ -51,6 +52,7 @@ class Watcher(Protocol):
     """Who looks after each backward pass whether everything was conditioned that should have been."""
 
     def after_pass(self) -> None: ...
+    def met_frozen(self, name: str) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -138,6 +140,7 @@ class Run:
         look_at: At this length of the list, references to graphs that were dropped leave it.
         alone: Whether weights have a node of their own from now on (see `use.Opening`).
         watch: Looks at what happened when a backward pass has ended.
+        clock: Runs in a pass now and then.
         mask_met: Whether a layer's input began with the mask's shape since the mask was set.
         mask_missed: The leading dimensions of one that did not.
     """
@@ -162,6 +165,7 @@ class Run:
     alone: bool = False
     made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
     watch: "Watcher | None" = field(default=None, repr=False)
+    clock: Clock = field(default_factory=Clock, repr=False)
     mask_met: bool = False
     mask_missed: Sequence[int] | None = None
     _warned: bool = field(default=False, repr=False)

@@ -194,6 +194,8 @@ class Alone:
         bias = gradients[1] if len(gradients) > 1 else None
         if weight is None or not any(wanted):
             return list(gradients)
+        clock = use.layer.run.clock
+        started = clock.now()
         if saved is not None:
             use.kept = saved
         if use.layout.joint and bias is None and wanted[1]:
@@ -212,6 +214,7 @@ class Alone:
                 result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
+        clock.add(started)
         return result
 
 
@@ -243,6 +246,8 @@ class Opening:
             else:
                 passed = True
         if uses:
+            clock = uses[0].layer.run.clock
+            started = clock.now()
             with torch_private.full_precision(plain[0]):
                 for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
                     result[number] = done
@@ -252,6 +257,7 @@ class Opening:
             if passed:
                 # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
                 uses[0].layer.run.alone = True
+            clock.add(started)
         return result
 
 
