@@ -164,12 +164,12 @@ class _Results(torch.autograd.Function):
 
 
 def _traced(operation: LateOperation, weights: Tensors, layer: ConditionedLayer) -> tuple[Tensor, ...]:
-    """Nobody may hand rows from node to node here. So the layer runs once more, with the rows that it had.
+    """In torch.func nobody may hand rows from node to node. So the layer runs once more, with the rows that it had.
 
-    In torch.func twice: what derivatives of a conditioner add to a weight's gradient is conditioned too.
+    And once more again: what derivatives of a conditioner add to a weight's gradient is conditioned too.
     """
     names = list(weights)
-    for _ in range(1 if torch.compiler.is_compiling() else 2):
+    for _ in range(2):
         kept = operation.keep(operation(names), names)
         for (matrix, place), r in zip(operation.matrices, operation.rows_of(*kept), strict=True):
             bias = None if place is None else weights[place]

@@ -90,12 +90,13 @@ class Layout:
     """How an input becomes rows, and a gradient a matrix. Equal layouts of one input share a conditioner.
 
     `transposed`: dimension 0 of the weight holds the features. `joint`: a column of ones stands for the bias; it is joined in
-    `rows` and in `matrix`, nowhere else.
+    `rows` and in `matrix`, nowhere else. `outputs`: how the gradient of the output becomes rows, for ζ.
     """
 
     arrange: Arrange
     transposed: bool = False
     joint: bool = False
+    outputs: Arrange = sequence
 
     def matrix(self, weight: Tensor, bias: Tensor | None, groups: int) -> Float[Tensor, "*groups out in"]:
         """The gradient as a matrix, one for each group if there are several."""
