@@ -173,7 +173,7 @@ def _select(
         elif run.conditions_outputs and not found.outputs:
             skipped[name] = f"ζ needs the output gradients of {type(module).__name__}, which only ζ* does without"
         elif run.needs_extra_pass and found.outputs == "empirical":
-            skipped[name] = f"ζ of {type(module).__name__} is made of the gradient itself: use output_curvature='empirical'"
+            skipped[name] = f"ζ of {type(module).__name__} is made of its output's gradient: use output_curvature='empirical', or ζ*"
         elif run.options.ranks is not None and not found.gathers:
             skipped[name] = (
                 f"{type(module).__name__} can be conditioned by its own batch only, without when='step' and process_group"
