@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
-from isaac_newton.kernels.eigenvalue import largest_eigenvalue
 from isaac_newton.kernels.permutation import permuted
+from isaac_newton.math import equations
 from reference import assert_close, relative_error
 
 
@@ -102,6 +102,34 @@ def test_keep_norm_changes_the_length_and_nothing_else(damping: Any, options: di
         assert_close(after, before * whole(plain, layer).norm() / before.norm(), 1e-9)
 
 
+STEPS: list[dict[str, Any]] = [
+    {"damping": "auto"},
+    {"damping": 0.3, "keep_norm": True},
+    {"damping": isaac.Relative(0.2, to="largest"), "keep_norm": True, "decay": 0.5},
+    {"damping": 0.3, "keep_norm": True, "bias": "joint", "power": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", STEPS, ids=str)
+def test_a_step_keeps_the_norm_too(options: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 6, 3, groups=2), nn.Flatten(), nn.Linear(96, 4)).double()
+    x = torch.rand(9, 2, 6, 6, dtype=torch.float64)
+    plain = plain_gradients(model, x)
+    found = gradients(model, x, options["damping"], when="step", **{k: v for k, v in options.items() if k != "damping"})
+    joint = options.get("bias") == "joint"
+    for layer in ("0", "2"):
+        names = [f"{layer}.weight", f"{layer}.bias"] if joint else [f"{layer}.weight"]
+        before, after = (torch.cat([of[name].flatten() for name in names]) for of in (plain, found))
+        assert relative_error(after.norm(), before.norm()) < 1e-9
+        assert relative_error(after, before) > 1e-3
+
+
+def test_a_step_of_the_automatic_form_equals_the_definition() -> None:
+    layer, x = nn.Linear(30, 7).double(), uneven(20, 30)
+    plain = plain_gradients(layer, x)["weight"]
+    assert_close(gradients(layer, x, when="step")["weight"], conditioned(plain, x, 0.1), 1e-9)
+
+
 def test_keep_norm_in_float32_where_float64_is_needed_inside() -> None:
     layer = nn.Linear(784, 50)
     x = torch.rand(64, 784) * 255
@@ -159,8 +187,8 @@ def test_a_largest_eigenvalue_is_never_overestimated() -> None:
     for rows in (torch.randn(20, 40), torch.rand(20, 40), torch.eye(20), torch.zeros(20, 20)):
         gram = rows.double() @ rows.double().mT
         exact = torch.linalg.eigvalsh(gram)[-1].item()
-        assert largest_eigenvalue(gram).item() <= exact * (1 + 1e-12)
-        assert largest_eigenvalue(gram).item() >= 0.8 * exact
+        assert equations.largest_eigenvalue(gram).item() <= exact * (1 + 1e-12)
+        assert equations.largest_eigenvalue(gram).item() >= 0.8 * exact
 
 
 def test_a_damping_is_the_paper_to_the_digit() -> None:

@@ -112,10 +112,10 @@ def test_only_the_groups_that_fail_are_damped_more(monkeypatch: pytest.MonkeyPat
         return factor, info
 
     x = torch.randn(3, 4, 7)
-    (expected,) = invert([Rows(x, 4)], 0.1, False)
+    (expected,) = invert([Rows(x, 4)], 0.1, "")
     monkeypatch.setattr(torch.linalg, "cholesky_ex", failing)
     for in_difference in (True, False):
-        (made,) = invert([Rows(x, 4, in_difference=in_difference)], 0.1, False)
+        (made,) = invert([Rows(x, 4, in_difference=in_difference)], 0.1, "")
         assert made.failures == 1
         actual, wanted = made.inverse, expected.inverse
         assert actual is not None

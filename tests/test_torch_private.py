@@ -213,3 +213,15 @@ def test_no_other_file_uses_a_private_name_of_torch() -> None:
         if private.search(line)
     }
     assert found == set()
+
+
+def test_hooks_before_a_forward_pass_are_removed_by_what_they_are() -> None:
+    layer, seen = nn.Linear(2, 2), []
+    for number, options in enumerate(({}, {"with_kwargs": True})):
+        layer.register_forward_pre_hook(lambda *args, number=number: seen.append(number), **options)
+    torch_private.remove_forward_pre_hooks(
+        layer, lambda hook: hook.__kwdefaults__ == {"number": 1} or hook.__defaults__ == (1,)
+    )
+    layer(torch.ones(1, 2))
+    assert seen == [0]
+    assert not layer._forward_pre_hooks_with_kwargs

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import isaac_newton as isaac
 from isaac_newton.core.options import draw_seed
-from isaac_newton.kernels.eigenvalue import largest_eigenvalue
 from isaac_newton.kernels.permutation import permuted
+from isaac_newton.math.equations import largest_eigenvalue
 from reference import assert_close
 
 LEFT, RIGHT = 0.05, 0.2

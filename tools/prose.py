@@ -21,6 +21,7 @@ PAGES = (
     "docs/integrity.md",
     "docs/performance.md",
     "docs/race.md",
+    "docs/recipes-suite.md",
     "docs/reproduction.md",
     "docs/start.md",
     "docs/when-not.md",

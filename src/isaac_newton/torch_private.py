@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 __all__ = [
     "BATCH_NORMS",
     "RECURRENT_KERNELS",
+    "REPLICATE",
     "after_backward",
     "base",
     "break_graph",
@@ -32,6 +33,9 @@ __all__ = [
     "no_view",
     "raw_stream",
     "recurrent_kernel",
+    "remove_forward_pre_hooks",
+    "replica_of",
+    "runs_step_hooks",
     "saves_elsewhere",
     "sparse_parts",
     "version",
@@ -96,6 +100,16 @@ def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(x.device.type, enabled=False) if is_autocast_on() else _NOTHING
 
 
+#: What `DataParallel` calls to copy a module for each device; a copy shares what stands in the module's `__dict__`.
+REPLICATE = "_replicate_for_data_parallel"
+
+
+def replica_of(module: nn.Module) -> nn.Module:
+    """What `DataParallel` would make of a module."""
+    replica: nn.Module = getattr(type(module), REPLICATE)(module)
+    return replica
+
+
 def base(x: Tensor) -> Tensor | None:
     """The tensor that this one is a view of."""
     return x._base
@@ -112,9 +126,21 @@ def is_hooked(parameter: Any) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
+def runs_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `register_step_pre_hook` has an effect: torch wraps the `step` of a class when its constructor runs."""
+    return bool(getattr(type(optimizer).step, "hooked", False))
+
+
 def has_backward_hooks(module: nn.Module) -> bool:
     """Whether a module has full backward hooks, which may read `.grad`."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def remove_forward_pre_hooks(module: nn.Module, chosen: Callable[[Any], bool]) -> None:
+    """Remove hooks from a module, those of a copy too: its handles are with the original."""
+    for number in [number for number, hook in module._forward_pre_hooks.items() if chosen(hook)]:
+        del module._forward_pre_hooks[number]
+        module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 def call(function: type[torch.autograd.Function], *args: object) -> Any:

@@ -63,16 +63,17 @@ def _trained(model: nn.Module, loss_fn: nn.Module) -> Step:
 def _attached(**options: Any) -> Method:
     def method(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
         if options:
-            isaac.attach(model, isaac.Relative(0.1), **options)
+            isaac.attach(model, **{"damping": isaac.Relative(0.1), **options})
         return _trained(model, loss_fn)
 
     return method
 
 
-#: Options as a user would set them; λ is a tenth of the mean eigenvalue.
+#: Options as a user would set them; λ is a tenth of the mean eigenvalue, but for what `attach(model)` does by itself.
 MODEL_METHODS: Mapping[str, Method] = MappingProxyType(
     {
         BASELINE: _attached(),
+        "auto": _attached(damping="auto"),
         "expand": _attached(sharing="expand"),
         "reduce": _attached(sharing="reduce"),
         "max_rows=64": _attached(max_rows=64),

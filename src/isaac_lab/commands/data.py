@@ -34,6 +34,7 @@ class Choice(enum.StrEnum):
     COLA = "cola"
     MRPC = "mrpc"
     STSB = "stsb"
+    DIAMONDS = "diamonds"
     GLUE = "glue"
     ALL = "all"
 

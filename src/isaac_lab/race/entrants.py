@@ -98,7 +98,7 @@ def arm(entrant: Entrant, course: Course, scale: Scale, *, steps: int, quantity:
 
 def entrants(course: Course) -> tuple[Entrant, ...]:
     """All of a workload, also those that cannot run there."""
-    titles = {name: method.title for name, method in METHODS.items() if name != "adam"}
+    titles = {name: method.title for name, method in METHODS.items() if name not in ("adadelta", "adam")}
     rivals = [Entrant(name, title, name, (("every", EVERY),) if name == "kfac" else ()) for name, title in titles.items()]
     formula = Entrant("formula", "Authors' formula", "sgd+formula")
     bases = {"sgd": "SGD", "momentum": "SGD + momentum", "adamw": "AdamW", "muon": "Muon"}

@@ -15,7 +15,6 @@ from torch import Tensor
 from isaac_newton import kernels
 from isaac_newton.core.rows import Rows, cast, working_dtype
 from isaac_newton.kernels import cpu
-from isaac_newton.kernels.eigenvalue import largest_eigenvalue
 from isaac_newton.math import equations
 from isaac_newton.math.damping import RelativeTo, relative_damping
 from isaac_newton.torch_private import has_values
@@ -44,6 +43,8 @@ class Conditioner:
     failures: int | Tensor = 0
     keeps_norm: bool = False
     gram: Float[Tensor, "rows rows"] | None = None
+    #: Whether a gradient that was multiplied had too few digits for the difference.
+    lost_digits: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -67,11 +68,12 @@ def invert(
     small: list[int] = []
     on_cpu: dict[tuple[int, bool], list[int]] = {}
     plain = isinstance(strength, float) and strength == math.inf
+    able = kernels.groupable([one.r for one in rows])
     for number, one in enumerate(rows):
         r = one.r
         if plain or 0 in r.shape:
             found[number] = Conditioner(one)
-        elif r.dim() == 2 and kernels.can_group(r) and one.counted is None and min(r.shape) <= MOST_SWEPT:
+        elif able[number] and r.dim() == 2 and one.counted is None and min(r.shape) <= MOST_SWEPT:
             small.append(number)
         elif r.dim() == 2 and r.device.type == "cpu" and one.counted is None and not kernels.is_differentiable(r):
             on_cpu.setdefault((min(r.shape), one.in_difference), []).append(number)
@@ -149,7 +151,7 @@ def _damping(r: Float[Tensor, "*groups rows in"], strength: float | Tensor, rela
         return relative_damping(r.square().mean(), strength)
     with cpu.unrounded(r) if has_values(r) else cpu.NOTHING:
         gram = r @ r.mT if r.shape[-2] < r.shape[-1] else r.mT @ r
-    return relative_damping(largest_eigenvalue(gram).amax() / r.shape[-2], strength)
+    return relative_damping(equations.largest_eigenvalue(gram).amax() / r.shape[-2], strength)
 
 
 def _inverted_by_torch(one: Rows, strength: float | Tensor, relative: RelativeTo) -> Conditioner:
@@ -187,8 +189,9 @@ def multiply(
     """Stage 4: ∇ (I + rᵀr/(kλ))⁻¹ for each gradient; `in_place` allows to write to their memory."""
     results = list(gradients)
     together: list[int] = []
+    able = kernels.groupable(gradients)
     for number, (gradient, one) in enumerate(zip(gradients, by, strict=True)):
-        if one.multiplied is not None and _can_subtract(gradient, one):
+        if one.multiplied is not None and able[number] and _can_subtract(gradient, one.rows.r):
             together.append(number)
         elif not one.is_plain and gradient.numel():
             results[number] = _multiplied_by_torch(gradient, one, in_place)
@@ -208,11 +211,9 @@ def multiply(
 _MOST_SUBTRACTED = 256
 
 
-def _can_subtract(gradient: Tensor, by: Conditioner) -> bool:
-    r = by.rows.r
-    if r.dtype is not torch.float32 or len(r) > _MOST_SUBTRACTED or not kernels.can_group(gradient):
-        return False
-    return 1 in gradient.stride() and gradient.numel() > 0
+def _can_subtract(gradient: Tensor, r: Tensor) -> bool:
+    few = r.dtype is torch.float32 and r.shape[0] <= _MOST_SUBTRACTED
+    return few and 1 in gradient.stride() and gradient.numel() > 0
 
 
 def _kept(by: Conditioner) -> tuple[Tensor, Tensor] | None:
@@ -238,7 +239,7 @@ def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> T
     r = cast(r, dtype)
     wider = dtype is torch.float64 and gradient.dtype is not dtype
     if wider and inverse is not None and gradient.device.type == "cpu" and not kernels.is_differentiable(gradient, r):
-        return cpu.subtract(gradient, r, inverse, in_place=in_place, keep_norm=by.keeps_norm)
+        return _carefully_subtracted(gradient, r, by, in_place)
     in_place = in_place and gradient.dtype is dtype and gradient.is_contiguous()
     gradient = cast(gradient, dtype)
     with cpu.unrounded(r) if has_values(r) else cpu.NOTHING:
@@ -249,6 +250,16 @@ def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> T
         if multiplied is not None:
             used, r = seen, multiplied
         return _subtracted(gradient, used, r, None, in_place)
+
+
+def _carefully_subtracted(gradient: Tensor, r: Tensor, by: Conditioner, in_place: bool) -> Tensor:
+    """The difference of a gradient that is not as precise as the rows."""
+    assert by.inverse is not None
+    before = torch.linalg.vector_norm(gradient, dtype=r.dtype) if by.keeps_norm else None
+    strength, spanned = r.shape[-2] * float(by.damping), r.shape[-2] >= by.rows.total
+    done, lost = cpu.subtract(gradient, r, by.inverse, strength, spanned=spanned, in_place=in_place)
+    by.lost_digits |= lost
+    return done if before is None else done.mul_(equations.quotient(before, torch.linalg.vector_norm(done, dtype=r.dtype)))
 
 
 def _subtracted(gradient: Tensor, used: Tensor, r: Tensor, ratio: Tensor | None, in_place: bool) -> Tensor:

@@ -5,6 +5,7 @@ a layer whose backward pass is ours: a linear layer all of whose rows feed its c
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -18,7 +19,7 @@ from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR, Operation
 from isaac_newton.core.outputs import condition_left, condition_outputs, keep_output_rows, output_conditioner
-from isaac_newton.core.rows import Arrange, Layout, as_rows, cast, rows, sequence
+from isaac_newton.core.rows import PLAIN, Arrange, as_rows, cast, layout_of, rows, sequence
 from isaac_newton.core.use import Alone, Bucket, Use, has_own_form
 from isaac_newton.kernels import streams
 from isaac_newton.torch_private import full_precision
@@ -27,8 +28,6 @@ __all__ = ["apply", "condition", "hand_out"]
 
 #: `operation(input, weight, bias)`.
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-#: The most frequent one.
-_SEQUENCE = Layout(sequence)
 
 
 class _Conditions(Protocol):
@@ -166,10 +165,10 @@ def _use_of(
     run = layer.run
     joint = run.options.bias == "joint" and is_joint(bias, layer)
     own = operation is LINEAR and has_own_form(x, layer, arrange)
-    outputs = weight.numel() // max(weight.shape[0], 1) if transposed else len(weight)
+    outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
     plain = arrange is sequence and not (transposed or joint)
-    layout = _SEQUENCE if plain else Layout(arrange, transposed, joint, outputs_as)
+    layout = PLAIN if plain else layout_of(arrange, transposed, joint, outputs_as)
     return Use(layer, layout, x, run.mask, own, outputs, where)
 
 
@@ -212,7 +211,7 @@ def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
             begin(use)
     elif torch_private.saves_elsewhere():
         use.kept = None  # autograd saves it, as whoever hooks it wants
-    elif use.own or (use.slice is None and run.options.ranks is None and _has_few_rows(use)):
+    elif use.own or (use.slice is None and (run.options.ranks is not None or _has_few_rows(use))):
         use.wait()
 
 
@@ -223,6 +222,8 @@ def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
     _note(use, weight, bias if joint else None)
     tensors = (weight, bias) if joint else (weight,)
     names = hand_out(Alone(use), x if elsewhere else None, *tensors)
+    if use.layer.run.options.ranks is not None:
+        use.node = weakref.ref(names[0].grad_fn)
     return names[0], names[1] if joint else bias
 
 
@@ -366,7 +367,7 @@ def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) ->
                 keep_output_rows(use, g)
                 left = condition_left([use], left, in_place=True)
             (done,) = multiply(left, [made], in_place=True)
-            use.saw(made, lambda: matrix, done)
+            use.saw(made, matrix, done)
             grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None
         grad_weight = streams.laid_out(grad_weight, parameter)
         if needs_bias and grad_bias is None:

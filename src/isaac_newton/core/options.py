@@ -3,9 +3,9 @@
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -45,6 +45,13 @@ RowObserver: TypeAlias = Callable[[Any, Tensor], None]
 
 #: Forward passes whose graphs are dropped leave dead references behind.
 MOST_WAITING = 1024
+
+
+class Watcher(Protocol):
+    """Who looks after each backward pass whether everything was conditioned that should have been."""
+
+    def after_pass(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -119,9 +126,12 @@ class Run:
     Attributes:
         damping: λ_a.
         output_damping: λ_g; infinite for ζ*.
-        mask: Which positions count.
+        mask: Which positions count, in the forward pass that runs: what was set by hand, else what the model was called with.
+        set_mask: What was set by hand.
         backward_passes: With `steps`, what a damping schedule is called with.
-        bound: Whether somebody conditions the gradients at the step.
+        bound: Whether somebody is to condition the gradients at the step.
+        gathering: With `when="step"`: whether passes count although no gradient is accumulated.
+        fresh: With `when="step"`: whether gradients came since the last step that was counted.
         collecting: True during the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient.
         inspecting: True while layers record what conditioning does to them.
         row_observer: Gets the rows of each layer in a forward pass.
@@ -132,15 +142,21 @@ class Run:
         made: With `process_group`, the conditioners of this pass and their inputs.
         look_at: At this length of the list, references to graphs that were dropped leave it.
         alone: Whether weights have a node of their own from now on (see `use.Opening`).
+        watch: Looks at what happened when a backward pass has ended.
+        mask_met: Whether a layer's input began with the mask's shape since the mask was set.
+        mask_missed: The leading dimensions of one that did not.
     """
 
     options: Options = field(default_factory=Options)
     damping: Damping = 1.0
     output_damping: OutputDamping = math.inf
     mask: Tensor | None = None
+    set_mask: Tensor | None = None
     backward_passes: int = 0
     steps: int = 0
     bound: bool = False
+    gathering: bool = False
+    fresh: bool = False
     collecting: bool = False
     inspecting: bool = False
     row_observer: RowObserver | None = None
@@ -150,8 +166,17 @@ class Run:
     look_at: int = MOST_WAITING
     alone: bool = False
     made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
+    watch: "Watcher | None" = field(default=None, repr=False)
+    mask_met: bool = False
+    mask_missed: Sequence[int] | None = None
     _warned: bool = field(default=False, repr=False)
+    _warned_of_digits: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
+    _stepped: set[int] = field(default_factory=set, repr=False)
+    _dropped_in: int = field(default=-1, repr=False)
+    _missed: int = field(default=0, repr=False)
+    _said: bool = field(default=False, repr=False)
+    _strange: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         LIVE.add(self)
@@ -162,7 +187,8 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        return {**self.__dict__, "waiting": [], "made": {}, "bound": False, "_pass": -1}
+        fresh = {"waiting": [], "made": {}, "bound": False, "watch": None, "_pass": -1, "_stepped": set()}
+        return {**self.__dict__, **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -181,7 +207,7 @@ class Run:
     @property
     def step(self) -> int:
         """Backward passes before the current one, or steps before the current one."""
-        return self.steps if self.options.when == "step" else max(self.backward_passes - 1, 0)
+        return max((self.steps if self.options.when == "step" else self.backward_passes) - 1, 0)
 
     @property
     def seed(self) -> int | Tensor:
@@ -197,7 +223,20 @@ class Run:
         if now != self._pass:
             self._pass = now
             self.backward_passes += 1
+            if self.watch is not None and now >= 0 and not torch.compiler.is_compiling():
+                torch_private.after_backward(self.watch.after_pass)
         return now
+
+    def take_mask(self, mask: Tensor | None) -> None:
+        """The mask that a model is called with holds until another forward pass, unless one was set by hand."""
+        if not torch.is_grad_enabled() or self.set_mask is not None:
+            return
+        if mask is not None:
+            mask = mask.bool()
+            # With nothing to leave out, layers keep the form that is cheapest. A GPU would wait for the answer.
+            if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
+                mask = None
+        self.mask, self.mask_met, self.mask_missed = mask, False, None
 
     def damping_now(self) -> tuple[float | Tensor, RelativeTo]:
         """λ, or ρ and what it is relative to, for the current backward pass or step."""
@@ -223,13 +262,53 @@ class Run:
                 stacklevel=2,
             )
 
-    def warn_about_dropped(self) -> None:
-        """Rows were gathered and never used: normal where a step was skipped, a mistake where none was ever made."""
-        if not self.bound:
-            self.bound = True  # once is enough
+    def warn_about_digits(self, name: str) -> None:
+        """Too little of a gradient is left for its precision: said once, for all layers and steps."""
+        if not self._warned_of_digits:
+            self._warned_of_digits = True
             warnings.warn(
-                "when='step', but nothing was conditioned so far: call handle.bind(optimizer) once, or handle.step() before "
-                "each optimizer.step(); detach a copied or loaded model and attach it again to have its handle",
+                f"digits were lost in layer {name!r}: conditioning leaves less of its gradient than that is precise; scale the "
+                "inputs to about 1, or take a larger damping. handle.statistics counts how often per layer, as fallbacks",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def count_step(self, optimizer: object) -> None:
+        """Count a step. Optimizers that step one after the other on the same gradients make one step together."""
+        if self.fresh or not self._stepped or id(optimizer) in self._stepped:
+            self.steps += 1
+            self._stepped = set()
+        self._stepped.add(id(optimizer))
+        self.fresh, self._missed, self.bound = False, 0, True
+
+    def note_dropped(self, *, changed: bool) -> None:
+        """A gradient was cleared that no step has seen: normal where steps are skipped, a mistake where none is ever made.
+
+        `changed`: whether the weights have changed meanwhile, as they do where an optimizer steps that is not bound.
+        """
+        if self._dropped_in == self._pass:
+            return
+        self._dropped_in = self._pass
+        # SAM changes weights once before each step, and a GradScaler may skip a few steps in the beginning.
+        self._missed += 8 if changed else 1
+        if self._missed >= (16 if self.bound else 1) and not self._said:
+            self._said = True
+            warnings.warn(
+                "when='step', but gradients are cleared and no step has conditioned them: call handle.bind(optimizer) once for "
+                "each optimizer, also for a new one, or handle.step() before each optimizer.step(); detach a copied or loaded "
+                "model and attach it again to have its handle",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def warn_about_strange(self, weights: Sequence[str]) -> None:
+        """Gradients came from elsewhere: said once."""
+        if not self._strange:
+            self._strange = True
+            named = ", ".join(map(repr, weights[:5])) + (f" and {len(weights) - 5} more" if len(weights) > 5 else "")
+            warnings.warn(
+                f"the gradient of {named} is not the sum of the backward passes since the last step, or its rows cannot be "
+                "joined: it stays plain. Run the passes whose gradients you sum by hand inside of `with handle.gathering():`",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -11,7 +11,7 @@ from torch import Tensor
 from isaac_newton import torch_private
 from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.options import Run
-from isaac_newton.core.rows import Layout, Rows, cast, rows, working_dtype
+from isaac_newton.core.rows import Rows, cast, layout_of, rows, working_dtype
 
 if TYPE_CHECKING:
     from isaac_newton.core.use import Use
@@ -66,7 +66,7 @@ def keep_output_rows(use: "Use", g: Tensor | None) -> None:
         return
     run = use.layer.run
     # Drawn as those of the inputs are, and now: a bucket would hold all of g until it runs.
-    output = dataclasses.replace(use, layout=Layout(use.layout.outputs), kept=g, own=False, made=None, slice=None)
+    output = dataclasses.replace(use, layout=layout_of(use.layout.outputs), kept=g, own=False, made=None, slice=None)
     with torch_private.full_precision(g):
         (found,) = rows([output])
         r = cast(found.r, working_dtype(found.r.dtype)) * _empirical_scale(run, found.total)

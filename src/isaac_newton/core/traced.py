@@ -20,7 +20,6 @@ from isaac_newton.core.conditioner import invert, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer, layer_of
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.operations import LINEAR
-from isaac_newton.core.options import Run
 from isaac_newton.core.outputs import condition_outputs
 from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, gather, sequence, working_dtype
 from isaac_newton.core.use import Use, conditioners, has_own_form
@@ -303,13 +302,14 @@ def _traced_rows(
     return r, None if mask is None else mask.reshape(-1), total
 
 
-def _counted(r: Tensor, mask: Tensor | None, total: int, gradient: Tensor, run: Run) -> Rows:
+def _counted(r: Tensor, mask: Tensor | None, total: int, gradient: Tensor, layer: ConditionedLayer) -> Rows:
     """The rows that count, of all ranks where they condition together."""
+    run = layer.run
     run.enter_pass()
     options = run.options
     r = r if mask is None else gather(r, 0, options.max_rows, mask, run.seed)
     if options.ranks is not None and options.when == "backward":
-        r = options.ranks.all_rows(r)
+        r = options.ranks.exchange({(layer.name, 0): r})[layer.name, 0]
     few = r.shape[-2] < r.shape[-1]
     return Rows(r[0] if len(r) == 1 else r, total, in_difference=few, outputs=gradient.shape[-2])
 
@@ -317,12 +317,14 @@ def _counted(r: Tensor, mask: Tensor | None, total: int, gradient: Tensor, run: 
 @operator
 def _condition_at_run_time(gradient: Tensor, r: Tensor, mask: Tensor | None, total: int, layer: int) -> Tensor:
     found = layer_of(layer)
-    rows = _counted(r, mask, total, gradient, found.run)
+    rows = _counted(r, mask, total, gradient, found)
     (made,) = invert([rows], *found.run.damping_now(), keep_norm=found.run.options.keep_norm)
     if isinstance(made.failures, Tensor) or made.failures:
         found.fell_back(made.failures)
     matrix = gradient if rows.r.dim() == 3 else gradient[0]
     (done,) = multiply([matrix], [made])
+    if made.lost_digits:
+        found.lost_digits()
     found.saw(rows, made.damping, gradient.shape[-2], lambda: matrix, done, own=False)
     return cast(done.reshape(gradient.shape), gradient.dtype)
 
@@ -342,7 +344,7 @@ def _gather_at_run_time(
 ) -> Tensor:
     found = layer_of(layer)
     where = WeightSlice(parameter, start, stop, transposed=transposed, bias=bias)
-    found.gather(where, _counted(r, mask, total, gradient, found.run), gradient)
+    found.gather(where, _counted(r, mask, total, gradient, found), gradient)
     return gradient
 
 

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +14,13 @@ from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.options import MOST_WAITING
 from isaac_newton.core.outputs import condition_left
-from isaac_newton.core.rows import Arrange, Layout, Rows, rows, sequence
+from isaac_newton.core.rows import PLAIN, Arrange, Layout, Rows, of_all_ranks, rows, sequence
+from isaac_newton.kernels import streams
 
 __all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form"]
 
 #: So many neighbouring weights have one node of the graph between them.
-BUCKET = 16
+BUCKET = 32
 _CPU = (-1, 0)
 
 
@@ -35,6 +37,7 @@ class Use:
         left: For ζ of drawn rows: those of the output gradients, of the backward pass `left_in`.
         output: For ζ in a captured step: the conditioner of the output side.
         branch: In a captured step, whose stream it runs on.
+        node: With `process_group`, what will ask for the conditioner.
     """
 
     layer: ConditionedLayer
@@ -52,6 +55,7 @@ class Use:
     left_in: int = -2
     output: Conditioner | None = None
     branch: object = None
+    node: "weakref.ref[Any] | None" = None
 
     @property
     def input(self) -> Tensor:
@@ -63,8 +67,8 @@ class Use:
     @property
     def key(self) -> Hashable:
         """What another use has if its conditioner is this one's."""
-        x = self.input
-        return id(x), torch_private.version(x), self.layout, id(self.mask), self.own
+        x, layout = self.input, self.layout
+        return id(x), torch_private.version(x), None if layout is PLAIN else layout, id(self.mask), self.own
 
     def wait(self) -> None:
         """Let the first request of a backward pass compute the conditioner with those of all others."""
@@ -110,17 +114,29 @@ class Use:
             use.made, use.made_in = made, now
 
     def _made_with_ranks(self) -> Conditioner:
-        """Rows of all ranks are gathered once for each input, when its first layer asks, and kept until the pass ends."""
-        made = self.layer.run.made
+        """The first request of a pass gathers the rows of all ranks for all layers of that pass, in an order of their own."""
+        made, waiting = self.layer.run.made, self.layer.run.waiting
         if not made:
             torch_private.after_backward(made.clear)
         if self.key not in made:
-            # With the input, so that no other one takes its identity meanwhile.
-            made[self.key] = conditioners([self])[0], self.input
+            alive = [use for reference in waiting if (use := reference()) is not None and use.kept is not None]
+            together = [use for use in alive if use.runs_now()]
+            waiting[:] = [weakref.ref(use) for use in alive if use not in together]
+            together = together if self in together else [self, *together]
+            for use, one in zip(together, conditioners(together), strict=True):
+                # With the input, so that no other one takes its identity meanwhile.
+                made[use.key] = one, use.input
         return made[self.key][0]
 
-    def saw(self, conditioner: Conditioner, plain: Callable[[], Tensor], conditioned: Tensor) -> None:
+    def runs_now(self) -> bool:
+        """Whether the backward pass that is running comes to this use."""
+        node = None if self.node is None else self.node()
+        return node is not None and torch_private.will_compute(node)
+
+    def saw(self, conditioner: Conditioner, plain: Tensor | Callable[[], Tensor], conditioned: Tensor) -> None:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
+        if conditioner.lost_digits:
+            self.layer.lost_digits()
         self.layer.saw(conditioner.rows, conditioner.damping, self.outputs, plain, conditioned, own=self.own)
 
 
@@ -132,8 +148,10 @@ def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditione
         first.setdefault(key, use)
     distinct = list(first.values())
     strength, relative = distinct[0].layer.run.damping_now()
-    keep_norm = distinct[0].layer.run.options.keep_norm
-    found = invert(rows(distinct), strength, relative, early=early, keep_norm=keep_norm)
+    gathered, options = rows(distinct), distinct[0].layer.run.options
+    if options.ranks is not None and options.when == "backward":
+        gathered = of_all_ranks(distinct, gathered, options.ranks)
+    found = invert(gathered, strength, relative, early=early, keep_norm=options.keep_norm)
     for use, made in zip(distinct, found, strict=True):
         if isinstance(made.failures, Tensor) or made.failures:
             use.layer.fell_back(made.failures)
@@ -157,6 +175,9 @@ def has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
         return False
     if options.max_rows is not None and x.numel() > options.max_rows * x.shape[-1]:
         return False
+    if options.keep_norm and x.is_cuda and run.capture is None and not run.conditions_outputs:
+        # Where the norm is kept, the kernels do all layers together, and this form is a few products for each.
+        return x.numel() >= x.shape[-1] ** 2 and options.sharing == "expand"
     return options.sharing == "expand" or (x.dim() <= 2 and arrange is sequence)
 
 
@@ -183,11 +204,13 @@ class Alone:
                 use.layer.gather(use.slice, rows([use])[0], weight)
                 result: list[Tensor | None] = list(gradients)
             else:
+                if use.layer.run.capture is not None and use.made is not None:
+                    streams.join(use.branch)  # in a captured step it was computed beside the forward pass
                 made = use.conditioner()
                 matrix = use.layout.matrix(weight, bias, made.rows.groups)
                 left = condition_left([use], [matrix], in_place=False) if use.layer.run.conditions_outputs else [matrix]
                 (done,) = multiply(left, [made], in_place=False)
-                use.saw(made, lambda: matrix, done)
+                use.saw(made, matrix, done)
                 result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
@@ -240,19 +263,37 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
             assert use.slice is not None
             use.layer.gather(use.slice, found, gradient)
         return list(gradients)
-    made = [use.conditioner() for use in uses]
-    matrices = []
-    for use, one, gradient in zip(uses, made, gradients, strict=True):
-        matrices.append(use.layout.matrix(gradient, None, one.rows.groups))
+    made = _made(uses)
+    matrices = [
+        gradient if use.layout is PLAIN else use.layout.matrix(gradient, None, one.rows.groups)
+        for use, one, gradient in zip(uses, made, gradients, strict=True)
+    ]
     run = uses[0].layer.run
     in_place = not (torch.is_grad_enabled() or run.inspecting)
     left = condition_left(uses, matrices, in_place=in_place) if run.conditions_outputs else matrices
     done = multiply(left, made, in_place=in_place)
     results = []
     for use, one, gradient, before, after in zip(uses, made, gradients, matrices, done, strict=True):
-        use.saw(one, lambda before=before: before, after)  # type: ignore[misc]
-        results.append(use.layout.parts(after, gradient, None)[0])
+        use.saw(one, before, after)
+        same = use.layout is PLAIN and after.dtype is gradient.dtype
+        results.append(after if same else use.layout.parts(after, gradient, None)[0])
     return results
+
+
+def _made(uses: Sequence[Use]) -> list[Conditioner]:
+    """`Use.conditioner` of each, with the questions about torch's state asked once."""
+    run = uses[0].layer.run
+    if torch.is_grad_enabled() or run.capture is not None:
+        return [use.conditioner() for use in uses]
+    now = run.enter_pass()
+    result = []
+    for use in uses:
+        if use.made is None or use.made_in != now:
+            use.compute(now)
+        assert use.made is not None
+        result.append(use.made)
+        use.made = None  # a second pass through a kept graph asks anew
+    return result
 
 
 class Bucket:

@@ -30,6 +30,12 @@ DIFFERENCE_TRACE = 32.0
 #: in the padding of an image. Those in the product of a few rows BLAS adds up one after the other, others in blocks.
 LONGEST_SUM, LONGEST_SUM_OF_FEW = 8192, 64
 FEW_ROWS = 16
+#: In machine epsilons of a gradient: a difference that is larger has enough digits left; one that is smaller is all rounding.
+_ENOUGH, _MOST_ROUNDED = 1e4, 32.0
+#: Eigenvalues below this share of the largest are those of rows that depend on others: a gradient's rounding is larger there.
+_LEAST_EIGENVALUE = 1e-13
+#: A larger relative error is counted and warned about.
+_TOLERANCE = 1e-3
 #: Numbers of a gradient that are widened at once: in float64 they fit into a cache.
 _AT_ONCE = 262_144
 
@@ -134,37 +140,78 @@ def subtract(
     gradient: Float[Tensor, "*groups out in"],
     r: Float[Tensor, "*groups rows in"],
     inverse: Float[Tensor, "*groups rows rows"],
+    strength: float,
     *,
+    spanned: bool,
     in_place: bool = False,
-    keep_norm: bool = False,
-) -> Float[Tensor, "*groups out in"]:
-    """∇ − ∇rᵀ P r in the dtype of the rows, rounded to that of the gradient or float32.
+) -> tuple[Float[Tensor, "*groups out in"], bool]:
+    """∇ − ∇rᵀ P r in the dtype of the rows, rounded to that of the gradient or float32; and whether digits are missing.
 
-    A gradient is large: to widen all of it takes several times as long as the products with a few rows.
+    A gradient is large: to widen all of it takes several times as long as the products with a few rows. The strength is kλ;
+    `spanned`: the rows are all that the layer multiplied, so that the gradient is a combination of them.
     """
-    outputs = gradient.shape[-2]
     dtype = torch.promote_types(gradient.dtype, torch.float32)
     result = gradient if in_place and gradient.dtype is dtype else torch.empty_like(gradient, dtype=dtype)
+    if r.dim() == 2:
+        return result, _subtract_one(gradient, r, inverse, result, strength, spanned)
+    lost = [_subtract_one(*group, strength, spanned) for group in zip(gradient, r, inverse, result, strict=True)]
+    return result, any(lost)
+
+
+def _subtract_one(gradient: Tensor, r: Tensor, inverse: Tensor, result: Tensor, strength: float, spanned: bool) -> bool:
+    outputs, noise = gradient.shape[0], torch.finfo(gradient.dtype).eps
     length = max(_AT_ONCE * outputs // max(gradient.numel(), 1), 1)
-    alone = r.dim() == 3 and len(r) == 1
-    # Of one matrix: torch takes up to three times as long for a batch of one.
-    whole, found, r, inverse = (x[0] if alone else x for x in (gradient, result, r, inverse))
-    parts = [slice(start, start + length) for start in range(0, outputs, length)]
-    scale = 1.0
-    if keep_norm:
-        gram, squares = r @ r.mT, torch.zeros((), dtype=r.dtype)
-        change = squares
-        for part in parts:
-            wide = whole[..., part, :].to(r.dtype)
-            seen = wide @ r.mT
-            used = seen @ inverse
-            squares, change = squares + wide.square().sum(), change + _change(seen, used, gram)
-        scale = equations.quotient(squares.sqrt(), (squares + change).clamp_min(0).sqrt()).item()
-    for part in parts:
-        wide = whole[..., part, :].to(r.dtype)
-        wide = _difference(wide, wide @ r.mT @ inverse, r)
-        found[..., part, :] = wide if scale == 1.0 else wide.mul_(scale)
-    return result
+    within: _Within | None = None
+    careful, lost = _leaves_little(r, strength, noise), False
+    for start in range(0, outputs, length):
+        part = gradient[start : start + length].to(r.dtype)
+        size, seen = _norm(part) if careful else 0.0, part @ r.mT
+        part.addmm_(seen @ inverse, r, alpha=-1)
+        if careful and _norm(part) < _ENOUGH * noise * size:
+            # So little is left that it may be what the gradient itself was rounded by.
+            within = _Within(r, strength) if within is None else within
+            inside, error = within.conditioned(seen), noise * size
+            if _norm(part - inside) < _MOST_ROUNDED * error:
+                # Where other rows were multiplied too, what they brought may be gone with the rounding.
+                part, error = inside, within.rounded(error) if spanned else error
+            lost |= error > _TOLERANCE * _norm(part)
+        result[start : start + length] = part
+    return lost
+
+
+def _leaves_little(r: Tensor, strength: float, noise: float) -> bool:
+    """Whether a difference may lose digits: it is smaller than the gradient by 1 + s/kλ at most, s an eigenvalue of r rᵀ."""
+    most = strength / (_ENOUGH * noise)
+    return r.square().sum().item() > most and (r @ r.mT).abs().sum(1).max().item() > most
+
+
+def _norm(x: Tensor) -> float:
+    x = x.reshape(-1)
+    return math.sqrt(torch.dot(x, x).item())  # faster than `norm`
+
+
+class _Within:
+    """For gradients that are combinations of the rows: there the part within their span can be had without a difference.
+
+    With r rᵀ = U s Uᵀ it is ∇rᵀ U (s (1 + s/kλ))⁻¹ Uᵀ r. What a gradient has outside of the span is rounding.
+    """
+
+    def __init__(self, r: Tensor, strength: float) -> None:
+        s, u = torch.linalg.eigh(r @ r.mT)
+        there = s > _LEAST_EIGENVALUE * s[-1]
+        damped = 1 / (1 + s.clamp_min(0) / strength)
+        inverse = torch.where(there, damped / torch.where(there, s, 1), 0)
+        self._rows = (u * inverse) @ (u.mT @ r)
+        #: How much of a rounding error that is spread over all features stays: all of it in directions that are not damped.
+        self._share = math.sqrt(torch.where(there, damped, 1).square().sum().item() / r.shape[-1])
+
+    def conditioned(self, seen: Tensor) -> Tensor:
+        """From ∇rᵀ."""
+        return torch.mm(seen, self._rows)
+
+    def rounded(self, error: float) -> float:
+        """What is left of an error of the gradient."""
+        return self._share * error
 
 
 def ratio(
@@ -175,17 +222,8 @@ def ratio(
 ) -> Float[Tensor, ""]:
     """‖∇‖ / ‖∇ − U r‖ for S = ∇rᵀ and U = S P, without a look at the difference."""
     squares = gradient.square().sum()
-    return equations.quotient(squares.sqrt(), (squares + _change(seen, used, gram)).clamp_min(0).sqrt())
-
-
-def _change(seen: Tensor, used: Tensor, gram: Tensor) -> Tensor:
-    """‖∇ − U r‖² − ‖∇‖²."""
-    return (used * (used @ gram - 2 * seen)).sum()
-
-
-def _difference(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The first less the product of the others, in its place."""
-    return x.addmm_(a, b, alpha=-1) if x.dim() == 2 else x.baddbmm_(a, b, alpha=-1)
+    change = (used * (used @ gram - 2 * seen)).sum()
+    return equations.quotient(squares.sqrt(), (squares + change).clamp_min(0).sqrt())
 
 
 @functools.lru_cache(maxsize=32)

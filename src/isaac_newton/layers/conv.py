@@ -4,6 +4,7 @@ A convolution is linear in the patches its kernel sees. A transposed convolution
 kernel: there the places themselves are the rows, and the outputs of the linear map are the kernel's footprints.
 """
 
+import functools
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,14 @@ from isaac_newton.math.patches import Patches, is_channels_last
 __all__: list[str] = []
 
 
+#: Equal layers share one object, which is made once and not in each forward pass.
+_patches = functools.lru_cache(maxsize=1024)(Patches)
+
+
 def _places(layer: Any) -> Patches:
     """The places of a convolution's output: what a kernel of one place would see."""
     ones = (1,) * len(layer.kernel_size)
-    return Patches(ones, ones, (0,) * len(ones), ones, layer.groups)
+    return _patches(ones, ones, (0,) * len(ones), ones, layer.groups)
 
 
 @register(nn.Conv1d, outputs="empirical")
@@ -34,7 +39,7 @@ def _places(layer: Any) -> Patches:
 def _conv(layer: Any, site: ConditionedLayer, input: Tensor) -> Tensor:
     # In the order in which the gradient lies in memory, nothing has to be copied; at a step it is read in torch's own.
     inner = site.run.options.when == "backward" and is_channels_last(layer.weight)
-    patches = Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner)
+    patches = _patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode, inner)
     zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str) and input.dim() == layer.weight.dim()
     # In a captured step the gradients of a plain convolution are formed one by one.
     apart = zeros and site.run.capture is not None
@@ -60,7 +65,7 @@ def _conv_transpose(layer: Any, site: ConditionedLayer, input: Tensor, output_si
         )
         return output
 
-    outputs: Arrange = Patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups)
+    outputs: Arrange = _patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups)
     if any(map(operator.ge, output_padding, layer.stride)):
         outputs = _Footprints(outputs, tuple(input.shape[-space:]))
     return apply(forward, input, layer.weight, None, site, _Places(space, layer.groups), transposed=True, outputs=outputs)

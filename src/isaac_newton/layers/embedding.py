@@ -78,11 +78,14 @@ def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tenso
     if layer.padding_idx is not None:
         counted = tokens != layer.padding_idx
     if mask is not None and mask.shape == input.shape:
+        run.mask_met = True
         counted = counted & mask.reshape(-1)
+    elif mask is not None and input.dim() > 1:
+        run.mask_missed = input.shape
     counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
     counts = counts.index_add(0, tokens, counted.to(counts.dtype))
     if run.options.ranks is not None and run.options.when == "backward" and run.row_observer is None:
-        run.options.ranks.add(counts)
+        counts = run.options.ranks.exchange({(site.name, 0): counts[None, None]})[site.name, 0].sum((0, 1))
     return counts
 
 
@@ -97,9 +100,9 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
     if run.options.when == "step":
         where = site.slice(layer.weight)
         assert where is not None
-        where = where._replace(groups=0)
-        if site.gathers(where):
-            site.moment(where).add_counts(counts)
+        moment = site.moment(where._replace(groups=0))
+        if moment is not None:
+            moment.add_counts(counts)
         return g
     total = counts.sum().clamp_min(1)
     damping, relative = run.damping_now()
@@ -197,6 +200,8 @@ def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor |
         site.fell_back(made.failures)
     site.statistics.note_sizes(run.backward_passes, len(r), len(r), r.shape[1], layer.embedding_dim, own_rows=False)
     (conditioned,) = multiply([plain], [made])
+    if made.lost_digits:
+        site.lost_digits()
     if run.inspecting:
         site.inspect(lambda: equations.spectrum(r), made.damping, plain, conditioned)
     values = (conditioned.mT / divided).to(g.dtype)

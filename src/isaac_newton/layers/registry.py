@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import torch
 from torch import nn
 
 from isaac_newton.torch_private import BATCH_NORMS
 
 __all__ = ["Adapter", "Registration", "find", "register"]
 
-#: The forward pass of a layer in training: called with the layer, its site and the arguments of its `forward`.
+#: The forward pass of a layer where gradients are computed: called with the layer, its site and the arguments of its `forward`.
 Adapter: TypeAlias = Callable[..., Any]
 #: Whether ζ is served.
 Outputs: TypeAlias = bool | Literal["empirical"]
@@ -59,8 +60,8 @@ def register(
 ) -> Callable[[_AdapterT], _AdapterT]:
     """Make a function the adapter of a layer type, and of its subclasses that keep its `forward`.
 
-    The function is called as `adapter(layer, site, *args, **kwargs)` in place of `layer.forward(*args, **kwargs)`, in
-    training only, and returns what `forward` would return, computed from weights that went through
+    The function is called as `adapter(layer, site, *args, **kwargs)` in place of `layer.forward(*args, **kwargs)` where
+    gradients are computed, and returns what `forward` would return, computed from weights that went through
     `isaac_newton.condition`.
 
     Args:
@@ -108,4 +109,25 @@ def find(layer: nn.Module) -> Registration | str:
             if any(parameter.is_complex() for parameter in layer.parameters()):
                 return _COMPLEX
             return found.refuse(layer) or found
-    return f"{kind.__name__} is not a known layer type; give it an adapter with isaac_newton.register"
+    return _why_unknown(layer)
+
+
+def _why_unknown(layer: nn.Module) -> str:
+    """A layer of a type that nobody registered: whether an adapter would help depends on what it owns."""
+    kind = type(layer).__name__
+    if isinstance(layer, torch.jit.ScriptModule):
+        return "torch.jit.script has compiled it, and runs no adapter: attach the model that it was made from"
+    owned = dict(layer.named_parameters(recurse=False))
+    matrices = [f"{name!r} ({_shape(p)})" for name, p in owned.items() if sum(size != 1 for size in p.shape) > 1]
+    if not matrices:
+        return f"{kind} owns only vectors: there is no matrix to condition"
+    if all(p.shape[0] == 1 for p in owned.values() if p.dim() > 2) and not any(p.dim() == 2 for p in owned.values()):
+        return f"{kind} owns only vectors and tables that are added, {', '.join(matrices)}: no input is multiplied by them"
+    return (
+        f"{kind} is not a known layer type and owns {', '.join(matrices)}: where inputs are multiplied by that, give {kind} an "
+        "adapter with isaac_newton.register; a table that is added stays plain"
+    )
+
+
+def _shape(parameter: nn.Parameter) -> str:
+    return "×".join(map(str, parameter.shape))
