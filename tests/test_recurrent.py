@@ -361,7 +361,7 @@ def test_a_frozen_matrix_stays_out_and_the_others_do_not_mind() -> None:
     assert_close(module.weight_ih_l0.grad, whole.weight_ih_l0.grad, 1e-14)
 
 
-def test_evaluation_and_no_grad_are_torchs_own_passes() -> None:
+def test_without_gradients_torchs_own_pass_runs_and_grad_mode_decides() -> None:
     module = make("LSTM", num_layers=2, dropout=0.5)
     plain = copy.deepcopy(module)
     handle = isaac.attach(module, DAMPING)
@@ -373,8 +373,13 @@ def test_evaluation_and_no_grad_are_torchs_own_passes() -> None:
             with torch.no_grad():
                 both.append(results(prepare(each), x))
         assert all(map(torch.equal, *both))
-    loss(results(module, x)).backward()
     assert handle.backward_passes == 0
+    ours, theirs = results(module, x), results(plain, x)  # both in eval mode: nothing is dropped
+    assert all(map(torch.equal, ours, theirs))
+    loss(ours).backward()
+    loss(theirs).backward()
+    assert handle.backward_passes == 1
+    assert not torch.equal(module.weight_hh_l0.grad, plain.weight_hh_l0.grad)
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -99,9 +99,10 @@ def attach(
         )
     check_choice("when", when, When)
     auto = isinstance(damping, str) and damping == "auto"
+    can_draw = output_damping == math.inf or output_curvature == "empirical"
     options = Options(
         sharing="expand" if sharing is None else sharing,
-        max_rows=AUTO_ROWS if auto and max_rows is None and output_damping == math.inf else max_rows,
+        max_rows=AUTO_ROWS if auto and max_rows is None and can_draw else max_rows,
         keep_norm=auto if keep_norm is None else keep_norm,
         bias=bias,
         output_curvature=output_curvature,
@@ -189,6 +190,10 @@ def _select(
             skipped[name] = "damping='auto' leaves embeddings plain; name it with layers=, or give a damping, to condition it"
         elif run.conditions_outputs and not found.outputs:
             skipped[name] = f"ζ needs the output gradients of {type(module).__name__}, which only ζ* does without"
+        elif run.needs_extra_pass and found.outputs == "empirical":
+            skipped[name] = (
+                f"ζ of {type(module).__name__} is made of its output's gradient: use output_curvature='empirical', or ζ*"
+            )
         elif run.options.ranks is not None and not found.gathers:
             skipped[name] = (
                 f"{type(module).__name__} can be conditioned by its own batch only, without when='step' and process_group"

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from isaac_newton import torch_private
 from isaac_newton.core import traced
+from isaac_newton.core.beginning import begin, begin_all
 from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR, Operation
-from isaac_newton.core.outputs import condition_outputs, output_conditioner
+from isaac_newton.core.outputs import condition_left, condition_outputs, keep_output_rows, output_conditioner
 from isaac_newton.core.rows import PLAIN, Arrange, as_rows, cast, layout_of, rows, sequence
-from isaac_newton.core.use import Alone, Bucket, Use, conditioners, has_own_form
+from isaac_newton.core.use import Alone, Bucket, Use, has_own_form
 from isaac_newton.kernels import streams
 from isaac_newton.torch_private import full_precision
 
@@ -27,8 +28,6 @@ __all__ = ["apply", "condition", "hand_out"]
 
 #: `operation(input, weight, bias)`.
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-#: In a captured step so many uses start together: each branch that leaves the main chain takes time there.
-_TOGETHER = 8
 
 
 class _Conditions(Protocol):
@@ -46,6 +45,7 @@ def apply(
     arrange: Arrange = sequence,
     *,
     transposed: bool = False,
+    outputs: Arrange = sequence,
 ) -> Tensor:
     """`operation(x, weight, bias)`, bit for bit; the gradient of the weight will be conditioned.
 
@@ -57,32 +57,38 @@ def apply(
         layer: Which layer it is.
         arrange: How the input becomes rows.
         transposed: Whether dimension 0 of the weight holds the features.
+        outputs: How the gradient of the output becomes rows.
     """
     if traced.is_traced():
-        return traced.apply(operation, x, weight, bias, layer, arrange, transposed)
+        return traced.apply(operation, x, weight, bias, layer, arrange, transposed, outputs)
     run = layer.run
     if not (torch.is_grad_enabled() and weight.requires_grad):
         if run.watch is not None and torch.is_grad_enabled():
             run.watch.met_frozen(layer.name)
         return operation(x, weight, bias)
-    use = _use_of(operation, x, weight, bias, layer, arrange, transposed)
+    use = _use_of(operation, x, weight, bias, layer, arrange, transposed, outputs)
     if run.row_observer is not None:
         observe(use)
-    elif use.own or (run.capture is not None and _takes_apart(operation, use)):
+        return operation(x, weight, bias)
+    if use.own or (run.capture is not None and _takes_apart(operation, use)):
         _note(use, weight, bias)
         output: Tensor = torch_private.call(_Layer, x, weight, bias, operation, use)
         return output
-    elif layer.bucket is not None and _can_share(layer.bucket, use, weight):
+    if layer.bucket is not None and _can_share(layer.bucket, use, weight):
         bucket, number = layer.bucket
         if torch_private.is_autocast_on():
             x = _as_multiplied(use, x)
         use.wait()
         output = operation(x, bucket.take(use, weight, number, hand_out), bias)
-        _give_to_graph(use, output)
-        return output
+        node = _node_of(output)
+        if node is not None:
+            node.metadata[Use] = use
     else:
-        weight, bias = _alone(use, weight, bias)
-    return operation(x, weight, bias)
+        output = operation(x, *_alone(use, weight, bias))
+        node = _node_of(output)
+    if run.conditions_outputs and node is not None:
+        node.register_prehook(lambda gradients: keep_output_rows(use, gradients[0]))
+    return output
 
 
 def condition(
@@ -143,13 +149,10 @@ def is_joint(bias: Tensor | None, layer: ConditionedLayer) -> bool:
     return layer.run.options.bias == "joint" and bias is not None and bias.requires_grad
 
 
-def _give_to_graph(use: Use, output: Tensor) -> None:
-    """The graph of a call owns its use. A view that is changed in place gets another node, and its base keeps the old one."""
+def _node_of(output: Tensor) -> Any:
+    """The node of a call, which owns its use. A view that is changed in place gets another, and its base keeps the old one."""
     base = torch_private.base(output)
-    node = (output if base is None or base.grad_fn is None else base).grad_fn
-    if node is not None:
-        owned: Any = node.metadata
-        owned[Use] = use
+    return (output if base is None or base.grad_fn is None else base).grad_fn
 
 
 def _use_of(
@@ -160,6 +163,7 @@ def _use_of(
     layer: ConditionedLayer,
     arrange: Arrange,
     transposed: bool,
+    outputs_as: Arrange = sequence,
 ) -> Use:
     """One call of a layer."""
     run = layer.run
@@ -167,7 +171,8 @@ def _use_of(
     own = operation is LINEAR and has_own_form(x, layer, arrange)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
-    layout = PLAIN if arrange is sequence and not (transposed or joint) else layout_of(arrange, transposed, joint)
+    plain = arrange is sequence and not (transposed or joint)
+    layout = PLAIN if plain else layout_of(arrange, transposed, joint, outputs_as)
     return Use(layer, layout, x, run.mask, own, outputs, where)
 
 
@@ -217,43 +222,11 @@ def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
     if run.capture is not None:
         run.capture.uses.update([id(weight), id(bias)])
         with full_precision(use.input), torch.no_grad():
-            _begin(use)
+            begin(use)
     elif torch_private.saves_elsewhere():
         use.kept = None  # autograd saves it, as whoever hooks it wants
     elif use.own or (use.slice is None and (run.options.ranks is not None or _has_few_rows(use))):
         use.wait()
-
-
-def _begin(use: Use) -> None:
-    """In a captured step: its inputs are all that a conditioner waits for."""
-    run = use.layer.run
-    assert run.capture is not None
-    if use.own:
-        reference = run.capture.first.get(use.key)
-        first = None if reference is None else reference()
-        if first is not None:
-            use.made, use.branch = first.made, first.branch
-            return
-        with streams.beside(use.layer, use.input):
-            (use.made,) = conditioners([use], early=True)
-        use.branch = use.layer
-        run.capture.remember(use.key, use)
-        return
-    use.branch = run
-    use.wait()
-    if len(run.waiting) >= _TOGETHER:
-        begin_all(use)
-
-
-def begin_all(use: Use) -> None:
-    """In a captured step: the conditioners of all waiting uses, on one branch."""
-    run = use.layer.run
-    together = [each for reference in run.waiting if (each := reference()) is not None]
-    together = together if use in together else [use, *together]
-    run.waiting.clear()
-    with streams.beside(run, *(each.input for each in together)):
-        for each, made in zip(together, conditioners(together, early=True), strict=True):
-            each.made = made
 
 
 def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -412,7 +385,11 @@ def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) ->
             plain = cast(ctx.operation.weight_gradient(g, x, weight), parameter.dtype)
             made = use.conditioner()
             matrix = use.layout.matrix(plain, None, made.rows.groups)
-            (done,) = multiply([matrix], [made], in_place=True)
+            left = [matrix]
+            if run.conditions_outputs:
+                keep_output_rows(use, g)
+                left = condition_left([use], left, in_place=True)
+            (done,) = multiply(left, [made], in_place=True)
             use.saw(made, matrix, done)
             grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None
         grad_weight = streams.laid_out(grad_weight, parameter)

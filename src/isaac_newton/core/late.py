@@ -4,6 +4,7 @@ A node below the results keeps what rows are made of. Going back it runs first, 
 could not keep rows themselves: rows hold the graph that holds the nodes, and nobody would free that circle.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -14,8 +15,8 @@ from isaac_newton import torch_private
 from isaac_newton.core import traced
 from isaac_newton.core.gradient import hand_out, is_joint, observe
 from isaac_newton.core.layer import ConditionedLayer
-from isaac_newton.core.rows import Layout, sequence
-from isaac_newton.core.use import Alone, Use, conditioners
+from isaac_newton.core.rows import layout_of, sequence
+from isaac_newton.core.use import Alone, Use
 
 __all__ = ["LateOperation", "apply_late"]
 
@@ -61,6 +62,7 @@ def apply_late(operation: LateOperation, weights: Tensors, layer: ConditionedLay
             continue
         joint = [bias] if bias is not None and use.layout.joint else []
         names[matrix], *rest = hand_out(_Late(use, known), None, weight, *joint)
+        use.node = weakref.ref(names[matrix].grad_fn)
         for name in rest:
             assert place is not None
             names[place] = name
@@ -81,7 +83,7 @@ def apply_late(operation: LateOperation, weights: Tensors, layer: ConditionedLay
 def _use_of(weight: Tensor, bias: Tensor | None, mask: Tensor | None, layer: ConditionedLayer) -> Use:
     joint = is_joint(bias, layer)
     where = layer.slice(weight, bias=bias if joint else None) if layer.run.options.when == "step" else None
-    return Use(layer, Layout(sequence, joint=joint), None, mask, False, weight.shape[0], where)
+    return Use(layer, layout_of(sequence, joint=joint), None, mask, False, weight.shape[0], where)
 
 
 class _Known:
@@ -108,11 +110,8 @@ class _Known:
         run = uses[0].layer.run
         if torch.is_grad_enabled():
             torch_private.after_backward(self.leave)
-        elif run.capture is not None:
-            # Where the gradients will be multiplied: on this stream.
-            for use, made in zip(uses, conditioners(uses), strict=True):
-                use.made = made
-        elif run.options.ranks is None:
+        elif run.capture is None and run.options.when == "backward":
+            # In a captured step each is computed where its gradient is multiplied: on this stream.
             for use in uses:
                 use.wait()
 
@@ -164,12 +163,12 @@ class _Results(torch.autograd.Function):
 
 
 def _traced(operation: LateOperation, weights: Tensors, layer: ConditionedLayer) -> tuple[Tensor, ...]:
-    """Nobody may hand rows from node to node here. So the layer runs once more, with the rows that it had.
+    """In torch.func nobody may hand rows from node to node. So the layer runs once more, with the rows that it had.
 
-    In torch.func twice: what derivatives of a conditioner add to a weight's gradient is conditioned too.
+    And once more again: what derivatives of a conditioner add to a weight's gradient is conditioned too.
     """
     names = list(weights)
-    for _ in range(1 if torch.compiler.is_compiling() else 2):
+    for _ in range(2):
         kept = operation.keep(operation(names), names)
         for (matrix, place), r in zip(operation.matrices, operation.rows_of(*kept), strict=True):
             bias = None if place is None else weights[place]

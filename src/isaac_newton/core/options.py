@@ -104,10 +104,15 @@ class Options:
         """Refuse what ζ cannot do."""
         if output_damping == math.inf:
             return
-        if self.sharing != "expand" or self.max_rows is not None:
+        if self.sharing != "expand":
             raise ValueError(
-                f"ζ (output_damping={output_damping}) needs every row: it works with sharing='expand' and max_rows=None, "
-                f"got sharing={self.sharing!r} and max_rows={self.max_rows}; use output_damping=math.inf for ζ*"
+                f"ζ (output_damping={output_damping}) needs rows of inputs and of output gradients: it works with "
+                f"sharing='expand', got sharing={self.sharing!r}; use output_damping=math.inf for ζ*"
+            )
+        if self.max_rows is not None and self.output_curvature != "empirical":
+            raise ValueError(
+                f"ζ (output_damping={output_damping}) with output_curvature={self.output_curvature!r} needs every row: it "
+                f"works with max_rows=None, got max_rows={self.max_rows}; use output_curvature='empirical'"
             )
         if self.when == "step" or self.ranks is not None:
             raise ValueError(
@@ -222,7 +227,8 @@ class Run:
         """For drawing rows in the current pass: follows `torch.manual_seed` and leaves torch's own generators alone."""
         if self.capture is not None:
             return self.capture.seed
-        return draw_seed(self.backward_passes)
+        # A pass has one seed, also before somebody has counted it.
+        return draw_seed(self.backward_passes + (torch_private.current_pass() not in (-1, self._pass)))
 
     def source_of(self, x: Tensor) -> object:
         """What stands for a tensor that may be gone in the backward pass: the same as long as it comes again and again."""

@@ -95,12 +95,13 @@ class Layout:
     """How an input becomes rows, and a gradient a matrix. Equal layouts of one input share a conditioner.
 
     `transposed`: dimension 0 of the weight holds the features. `joint`: a column of ones stands for the bias; it is joined in
-    `rows` and in `matrix`, nowhere else.
+    `rows` and in `matrix`, nowhere else. `outputs`: how the gradient of the output becomes rows, for ζ.
     """
 
     arrange: Arrange
     transposed: bool = False
     joint: bool = False
+    outputs: Arrange = sequence
 
     def matrix(self, weight: Tensor, bias: Tensor | None, groups: int) -> Float[Tensor, "*groups out in"]:
         """The gradient as a matrix, one for each group if there are several."""
@@ -141,9 +142,10 @@ PLAIN = Layout(sequence)
 
 
 @functools.lru_cache(maxsize=1024)
-def layout_of(arrange: Arrange, transposed: bool, joint: bool) -> Layout:
+def layout_of(arrange: Arrange, transposed: bool = False, joint: bool = False, outputs: Arrange = sequence) -> Layout:
     """One object for equal layouts."""
-    return PLAIN if arrange is sequence and not (transposed or joint) else Layout(arrange, transposed, joint)
+    layout = Layout(arrange, transposed, joint, outputs)
+    return PLAIN if layout == PLAIN else layout
 
 
 def rows(uses: Sequence["Use"]) -> list[Rows]:

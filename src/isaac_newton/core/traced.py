@@ -45,15 +45,24 @@ def apply(
     layer: ConditionedLayer,
     arrange: Arrange,
     transposed: bool,
+    outputs: Arrange,
 ) -> Tensor:
     """As `gradient.apply`."""
     run = layer.run
-    if operation is LINEAR and _conditions(weight) and has_own_form(x, layer, arrange):
-        if run.needs_extra_pass and torch.compiler.is_compiling():
+    own = operation is LINEAR and has_own_form(x, layer, arrange)
+    if run.conditions_outputs and not (own and not run.needs_extra_pass) and _conditions(weight):
+        if torch.compiler.is_compiling():
             from isaac_newton.core import uncompiled  # importing the compiler takes a second, and here it is there
 
-            outside: Tensor = uncompiled.apply(operation, x, weight, bias, layer, arrange)
+            how = {"transposed": transposed, "outputs": outputs}
+            outside: Tensor = uncompiled.apply(operation, x, weight, bias, layer, arrange, **how)
             return outside
+        if not own:
+            raise RuntimeError(
+                f"layer {layer.name!r}: in torch.func no gradient of an output reaches the weight, and ζ needs it: attach with "
+                "max_rows=None and linear layers only, or use ζ* (output_damping=math.inf)"
+            )
+    if own and _conditions(weight):
         function = _TracedLinear if torch.compiler.is_compiling() else _FunctionalLinear
         output: Tensor = _applied(function, x, weight, bias, layer)
         return output

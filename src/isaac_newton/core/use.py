@@ -13,7 +13,8 @@ from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.options import MOST_WAITING
-from isaac_newton.core.rows import PLAIN, Arrange, Layout, of_all_ranks, rows, sequence
+from isaac_newton.core.outputs import condition_left
+from isaac_newton.core.rows import PLAIN, Arrange, Layout, Rows, of_all_ranks, rows, sequence
 from isaac_newton.kernels import streams
 
 __all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form"]
@@ -33,6 +34,7 @@ class Use:
         slice: With `when="step"`, whose gradient its rows are gathered for.
         made: The conditioner, of the backward pass `made_in`.
         gbar: For ζ: the output gradients of the extra passes.
+        left: For ζ of drawn rows: those of the output gradients, of the backward pass `left_in`.
         output: For ζ in a captured step: the conditioner of the output side.
         branch: In a captured step, whose stream it runs on.
         node: With `process_group`, what will ask for the conditioner.
@@ -50,6 +52,8 @@ class Use:
     made: Conditioner | None = None
     made_in: int = -2
     gbar: list[Tensor] | None = None
+    left: Rows | None = None
+    left_in: int = -2
     output: Conditioner | None = None
     branch: object = None
     node: "weakref.ref[Any] | None" = None
@@ -209,7 +213,8 @@ class Alone:
                     streams.join(use.branch)  # in a captured step it was computed beside the forward pass
                 made = use.conditioner()
                 matrix = use.layout.matrix(weight, bias, made.rows.groups)
-                (done,) = multiply([matrix], [made], in_place=False)
+                left = condition_left([use], [matrix], in_place=False) if use.layer.run.conditions_outputs else [matrix]
+                (done,) = multiply(left, [made], in_place=False)
                 use.saw(made, matrix, done)
                 result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
         if saved is not None or not torch_private.keeps_graph():
@@ -272,8 +277,10 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
         gradient if use.layout is PLAIN else use.layout.matrix(gradient, None, one.rows.groups)
         for use, one, gradient in zip(uses, made, gradients, strict=True)
     ]
-    inspecting = uses[0].layer.run.inspecting
-    done = multiply(matrices, made, in_place=not (torch.is_grad_enabled() or inspecting))
+    run = uses[0].layer.run
+    in_place = not (torch.is_grad_enabled() or run.inspecting)
+    left = condition_left(uses, matrices, in_place=in_place) if run.conditions_outputs else matrices
+    done = multiply(left, made, in_place=in_place)
     results = []
     for use, one, gradient, before, after in zip(uses, made, gradients, matrices, done, strict=True):
         use.saw(one, before, after)

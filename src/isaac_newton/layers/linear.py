@@ -20,7 +20,7 @@ def _linear(layer: nn.Linear, site: ConditionedLayer, input: Tensor) -> Tensor:
     return apply(LINEAR, input, layer.weight, layer.bias, site)
 
 
-@register("transformers.pytorch_utils.Conv1D")
+@register("transformers.pytorch_utils.Conv1D", outputs="empirical")
 def _conv1d(layer: Any, site: ConditionedLayer, x: Tensor) -> Tensor:
     # GPT-2's linear layer: its weight is (inputs, outputs), and it always has a bias.
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

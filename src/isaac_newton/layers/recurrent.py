@@ -79,6 +79,11 @@ def _stack(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel of torch for several layers, of sequences of one length or packed ones."""
 
     def run(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
+        if torch.compiler.is_compiling():
+            from isaac_newton.core import uncompiled  # importing the compiler takes a second, and here it is there
+
+            outside: tuple[Tensor, ...] = uncompiled.recurrent(run, x, *args)
+            return outside
         sizes, batch_first = None, False
         if isinstance(args[1], list):
             start, weights, has_bias, count, dropout, training, both, batch_first = args

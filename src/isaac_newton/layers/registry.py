@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ __all__ = ["Adapter", "Registration", "find", "register"]
 
 #: The forward pass of a layer where gradients are computed: called with the layer, its site and the arguments of its `forward`.
 Adapter: TypeAlias = Callable[..., Any]
+#: Whether ζ is served.
+Outputs: TypeAlias = bool | Literal["empirical"]
 _AdapterT = TypeVar("_AdapterT", bound=Callable[..., Any])
 
 
@@ -21,13 +23,14 @@ class Registration:
     """An adapter and what it covers.
 
     `parts` are submodules whose weights the adapter conditions with the layer's own. `outputs` says whether it can
-    condition the output side too (ζ), `gathers` whether it can wait for the optimizer's step and for other ranks.
-    `refuse` may name a reason why one particular layer of the type cannot be conditioned.
+    condition the output side too (ζ), always or with output_curvature="empirical" only. `gathers` says whether it can wait
+    for the optimizer's step and for other ranks. `refuse` may name a reason why one particular layer of the type cannot be
+    conditioned.
     """
 
     adapter: Adapter
     parts: Sequence[str] = ()
-    outputs: bool = False
+    outputs: Outputs = False
     gathers: bool = True
     refuse: Callable[[Any], str | None] = lambda layer: None
 
@@ -51,7 +54,7 @@ def register(
     layer_type: type[nn.Module] | str,
     *,
     parts: Sequence[str] = (),
-    outputs: bool = False,
+    outputs: Outputs = False,
     gathers: bool = True,
     refuse: Callable[[Any], str | None] = lambda layer: None,
 ) -> Callable[[_AdapterT], _AdapterT]:
@@ -64,7 +67,8 @@ def register(
     Args:
         layer_type: The class, or its full name if importing it only to name it would be too much.
         parts: Submodules whose weights the adapter conditions too, though it does not call them.
-        outputs: Whether the adapter serves ζ as well as ζ*; those built on `isaac_newton.condition` do not.
+        outputs: Whether the adapter serves ζ as well as ζ*, or does with output_curvature="empirical"; those built on
+            `isaac_newton.condition` do not.
         gathers: Whether the adapter serves `when="step"` and `process_group`; those built on `isaac_newton.condition` do.
         refuse: Given a layer of the type, the reason why this one cannot be conditioned, or None.
     """
