@@ -187,8 +187,8 @@ def _call(model: nn.Module, batch: tuple[Any, ...], named: Mapping[str, Any]) ->
     except (TypeError, AttributeError) as error:
         if len(batch) == 1 and isinstance(batch[0], tuple | list):
             raise TypeError(
-                f"the model was called with one {type(batch[0]).__name__} and refused it: suggest_damping(model, *inputs) gives "
-                "it the parts, without the targets"
+                f"the model was called with one {type(batch[0]).__name__} and refused it: suggest_damping(model, *inputs) "
+                "gives it the parts, without the targets"
             ) from error
         raise
 
