@@ -197,7 +197,7 @@ def _cancels(matrix: Tensor, r: Tensor, damping: float | Tensor) -> bool:
     """Whether what rounding has added to a gradient may outweigh what its conditioner leaves of it. A GPU would wait."""
     if matrix.device.type != "cpu" or not matrix.numel():
         return False
-    trace = r.double().square().sum((-2, -1)).amax().item() / r.shape[1]
+    trace = r.norm(dim=(-2, -1)).amax().item() ** 2 / r.shape[1]
     return trace * torch.finfo(matrix.dtype).eps > _ROUNDING * float(damping)
 
 
