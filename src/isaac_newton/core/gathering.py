@@ -119,7 +119,8 @@ class Gathering:
         waiting = self._waiting.get(now)
         if waiting is not None and waiting[0] is parameter:
             self.take_in(now)
-            self._remember(parameter)
+            if torch.compiler.is_compiling():
+                self._remember(parameter)  # there is no end of the pass
 
     def take_in(self, which: int) -> None:
         """The parameter has received its gradient of this pass."""

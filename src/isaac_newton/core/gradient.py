@@ -236,7 +236,7 @@ def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
     _note(use, weight, bias if joint else None)
     tensors = (weight, bias) if joint else (weight,)
     names = hand_out(Alone(use), x if elsewhere else None, *tensors)
-    if use.layer.run.options.ranks is not None:
+    if use.slice is None and use.layer.run.options.ranks is not None:
         use.node = weakref.ref(names[0].grad_fn)
     return names[0], names[1] if joint else bias
 
