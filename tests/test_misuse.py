@@ -128,7 +128,11 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         TypeError,
         ["damping", "SGD", "handle.bind(optimizer)"],
     ),
-    "own norms and tables of positions": (lambda: isaac.attach(Tables()), ValueError, ["scale: Own owns only vectors", "tables"]),
+    "own norms and tables of positions": (
+        lambda: isaac.attach(Tables()),
+        ValueError,
+        ["scale: Own owns only vectors", "tables"],
+    ),
     "a suggestion from a loader": (
         lambda: isaac.suggest_damping(net(), DataLoader(torch.ones(4, 5))),
         TypeError,
