@@ -108,8 +108,8 @@ class ConditionedLayer:
             del self.module.__dict__["forward"]
 
     @property
-    def _torchscript_modifier(self) -> None:
-        """The first thing that `torch.jit.script` asks a forward pass for."""
+    def __globals__(self) -> None:
+        """What `torch.jit.script` asks a forward pass for, and `torch.jit.trace` does not."""
         raise RuntimeError(
             f"torch.jit.script cannot compile layer {self.name!r}, which is conditioned: detach first with "
             "isaac_newton.detach(model), and attach again afterwards"
