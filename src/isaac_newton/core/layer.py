@@ -1,6 +1,7 @@
 """A conditioned layer: what stands in for its forward pass, which options it shares, what it has gathered and seen."""
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,12 @@ class ConditionedLayer:
 
     @property
     def __globals__(self) -> None:
-        """What `torch.jit.script` asks a forward pass for, and `torch.jit.trace` does not."""
+        """What TorchScript asks a forward pass for. `torch.jit.trace` goes on without."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code.co_name in ("trace", "trace_module"):
+                raise AttributeError("__globals__")
         raise RuntimeError(
             f"torch.jit.script cannot compile layer {self.name!r}, which is conditioned: detach first with "
             "isaac_newton.detach(model), and attach again afterwards"
