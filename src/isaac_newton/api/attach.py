@@ -182,7 +182,8 @@ def _select(
             skipped[name] = "not selected by layers=" + (getattr(layers, "__qualname__", "") or repr(layers))
         elif isinstance(vars(module).get("forward"), ConditionedLayer):
             raise ValueError(
-                f"layer {listed([name])} is already attached; change handle.damping, or first isaac_newton.detach(model)"
+                f"layer {listed([name])} is already attached; change handle.damping, or detach first: "
+                "isaac_newton.detach(model)"
             )
         elif isinstance(found, str):
             skipped[name] = found

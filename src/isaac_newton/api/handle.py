@@ -11,17 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from isaac_newton.api import report
+from isaac_newton.api import report, state
 from isaac_newton.api.binding import steppers
 from isaac_newton.api.masks import unhook_models
 from isaac_newton.api.step import condition_gradients
 from isaac_newton.api.watch import Watch, listed
 from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer
-from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import OutputDamping, Run, check_count, is_kfac
 from isaac_newton.core.statistics import Statistics
-from isaac_newton.math.damping import Damping, Relative, RelativeTo, check
+from isaac_newton.math.damping import Damping, check
 from isaac_newton.math.equations import precise
 from isaac_newton.math.likelihood import CrossEntropy, Likelihood, LossFunction, check_loss, likelihood_of, scale_of
 
@@ -301,74 +300,15 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: counters, the damping if it is a number, and running averages; for `torch.save`."""
-        run = self._run
-        return {
-            "format": 1,
-            "when": run.options.when,
-            "backward_passes": run.backward_passes,
-            "steps": run.steps,
-            "damping": _number(run.damping),
-            "relative": _relative_to(run.damping),
-            "given": (_number(self._given), _relative_to(self._given)),
-            "curvature": {
-                name: {
-                    tuple(where): moment.state() for each in site.gatherings.values() for where, moment in each.moments.items()
-                }
-                for name, site in self._sites.items()
-                if site.gatherings
-            },
-        }
+        return state.saved(self._run, self._sites, self._given)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was made; the model must be attached in the same way.
 
         A damping schedule stays as it is. So does, with a warning, a damping that `attach` was given anew: another one than
         where the state was made.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
-        if "format" not in state or not isinstance(state["format"], int) or state["format"] != 1:
-            raise ValueError(f"this is not the state of a handle that this version can read: format {state.get('format')!r}")
-        missing = [name for name in ("backward_passes", "steps", "damping", "relative", "curvature") if name not in state]
-        if missing:
-            raise ValueError(f"the state is not whole: {', '.join(missing)} missing")
-        when = state.get("when", self._run.options.when)
-        if when != self._run.options.when:
-            raise ValueError(f"the state is of when={when!r}, and this handle has when={self._run.options.when!r}")
-        curvatures, damping = state["curvature"], state["damping"]
-        if not isinstance(curvatures, Mapping) or not all(isinstance(saved, Mapping) for saved in curvatures.values()):
-            raise TypeError(f"the curvature in a state must be a mapping of mappings, got {curvatures!r}")
-        unknown = sorted(str(name) for name in set(curvatures) - set(self._sites))
-        if unknown:
-            raise ValueError(f"the state has layers that are not attached here: {', '.join(map(repr, unknown))}")
-        # Everything is looked at before anything is changed.
-        passes, steps = (check_count(f"{name} of the state", state[name], 0) for name in ("backward_passes", "steps"))
-        if damping is not None:
-            damping = Relative(damping, to=to) if (to := _kind(state["relative"])) else check(damping, "the state's damping")
-        for name, saved in curvatures.items():
-            for where, moment_state in saved.items():
-                _check_fits(name, self._sites[name].module, WeightSlice(*where), moment_state)
-        run = self._run
-        run.backward_passes, run.steps = passes, steps
-        given = _number(self._given), _relative_to(self._given)
-        number, to = state.get("given", (state["damping"], state["relative"]))
-        before = number, _kind(to)
-        if damping is None or given[0] is None or given == before:
-            run.damping = run.damping if damping is None or callable(run.damping) else damping
-        elif damping != run.damping:
-            warnings.warn(
-                f"the state has damping={damping}, and this handle was given {self._given} anew, which stays: set "
-                "handle.damping after loading for the other",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        for name, site in self._sites.items():
-            for gathering in site.gatherings.values():
-                gathering.moments = {}
-            for where, saved in curvatures.get(name, {}).items():
-                place = WeightSlice(*where)
-                site.gathering(place.parameter).moments[place] = moment = Moment()
-                moment.load(saved, device=next(site.module.parameters()).device)
+        state.load(self._run, self._sites, self._given, state_dict)
 
     def detach(self) -> None:
         """Give the layers of this handle their own forward pass back."""
@@ -423,43 +363,6 @@ def _check_output(output: object) -> None:
     if not output.requires_grad:
         raise ValueError(
             "output has no graph to backpropagate through: compute it with gradients enabled, and do not detach it"
-        )
-
-
-def _relative_to(damping: Damping) -> RelativeTo:
-    """What it is relative to."""
-    return damping.to if isinstance(damping, Relative) else ""
-
-
-def _kind(relative: object) -> RelativeTo:
-    """The same from a state; until 0.1 it was True or False."""
-    return "largest" if relative == "largest" else "mean" if relative in ("mean", True) else ""
-
-
-def _number(damping: Damping) -> float | None:
-    """λ or ρ; None for a schedule, which nobody can write down."""
-    if isinstance(damping, Relative):
-        return damping.ratio
-    return damping if isinstance(damping, float) else None
-
-
-def _check_fits(name: str, layer: nn.Module, where: WeightSlice, saved: Mapping[str, Any]) -> None:
-    """Refuse a running average of another width than the layer's."""
-    try:
-        weight = layer.get_parameter(where.parameter)
-    except AttributeError:
-        raise ValueError(
-            f"the state has a parameter {where.parameter!r} of layer {name!r}, which has none of this name"
-        ) from None
-    average, rows = saved["average"], where.stop - where.start
-    if average is None:
-        return
-    features = rows // max(where.groups, 1) if where.transposed else weight.numel() // max(len(weight), 1)
-    expected = rows if where.groups == 0 else features + (where.bias is not None)
-    if average.shape[-1] != expected or where.stop > len(weight):
-        raise ValueError(
-            f"the state of layer {name!r} was made for {where.stop} outputs and rows of {average.shape[-1]} features, and this "
-            f"one has {len(weight)} and {expected}: it is of another model"
         )
 
 

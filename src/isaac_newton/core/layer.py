@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -123,8 +124,13 @@ class ConditionedLayer:
             gathering.close()
 
     @property
-    def _torchscript_modifier(self) -> None:
-        """The first thing that `torch.jit.script` asks a forward pass for."""
+    def __globals__(self) -> None:
+        """What TorchScript asks a forward pass for. `torch.jit.trace` goes on without."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code.co_name in ("trace", "trace_module"):
+                raise AttributeError("__globals__")
         raise RuntimeError(
             f"torch.jit.script cannot compile layer {self.name!r}, which is conditioned: detach first with "
             "isaac_newton.detach(model), and attach again afterwards"
