@@ -118,6 +118,20 @@ def test_training_equals_the_cpu_in_float64(how: str, rows: int) -> None:
     assert_close(train(how, rows), train("cpu", rows), TOLERANCE[torch.float32])
 
 
+@pytest.mark.parametrize("rows", [30, 100])
+@pytest.mark.parametrize("how", ["eager", "captured", "compiled"])
+def test_the_automatic_form_equals_the_cpu_in_float64(how: str, rows: int) -> None:
+    assert_close(train(how, rows, damping="auto"), train("cpu", rows, damping="auto"), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("options", [{"max_rows": 20}, {"sharing": "reduce"}, {}], ids=str)
+@pytest.mark.parametrize("how", ["eager", "captured"])
+def test_a_kept_norm_equals_the_cpu_in_float64(how: str, options: dict[str, Any]) -> None:
+    assert_close(
+        train(how, 60, keep_norm=True, **options), train("cpu", 60, keep_norm=True, **options), TOLERANCE[torch.float32]
+    )
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("damping", [0.5, isaac.Relative(0.5), lambda step: 0.5 / (1 + step)])
 def test_a_captured_step_equals_an_eager_one(optimizer: str, damping: Any) -> None:

@@ -203,7 +203,7 @@ def test_recurrent_layers_look_their_kernels_up_by_a_name(kind: type[nn.RNNBase]
 
 def test_no_other_file_uses_a_private_name_of_torch() -> None:
     private = re.compile(
-        r"torch\._[a-zA-Z]|_execution_engine|\._version\b|\._base\b|\._backward_hooks|_post_accumulate|ops\.aten\._"
+        r"torch\._[a-zA-Z]|_execution_engine|\._version\b|\._base\b|\._backward_hooks|\._post_accumulate|ops\.aten\._"
     )
     found = {
         f"{path.relative_to(SOURCES)}:{number}"
@@ -225,3 +225,13 @@ def test_hooks_before_a_forward_pass_are_removed_by_what_they_are() -> None:
     layer(torch.ones(1, 2))
     assert seen == [0]
     assert not layer._forward_pre_hooks_with_kwargs
+
+
+def test_fsdp_marks_what_it_flattens() -> None:
+    from torch.distributed.fsdp import FlatParameter
+
+    parameter: Any = nn.Parameter(torch.ones(3))
+    assert not torch_private.is_flattened(parameter)
+    parameter._is_flat_param = True  # as FSDP's handles do
+    assert torch_private.is_flattened(parameter)
+    assert isinstance(parameter, FlatParameter)

@@ -17,6 +17,7 @@ PAGES = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs/architecture.md",
+    "docs/damping.md",
     "docs/index.md",
     "docs/integrity.md",
     "docs/performance.md",

@@ -27,6 +27,7 @@ __all__ = [
     "has_backward_hooks",
     "has_values",
     "is_autocast_on",
+    "is_flattened",
     "is_hooked",
     "is_transformed",
     "keeps_graph",
@@ -129,6 +130,11 @@ def is_hooked(parameter: Any) -> bool:
 def runs_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `register_step_pre_hook` has an effect: torch wraps the `step` of a class when its constructor runs."""
     return bool(getattr(type(optimizer).step, "hooked", False))
+
+
+def is_flattened(parameter: Tensor) -> bool:
+    """Whether it is what FSDP makes of the weights of a module."""
+    return getattr(parameter, "_is_flat_param", False)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

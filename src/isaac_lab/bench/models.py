@@ -142,16 +142,20 @@ def _bert_sizes(width: int, layers: int, heads: int) -> dict[str, Any]:
     }
 
 
-def device_work(step: Callable[[], object]) -> dict[str, float]:
-    """What one step leaves to a GPU: seconds that it is busy, kernels that are launched, the peak of its memory."""
+def device_work(step: Callable[[], object], copies: int) -> dict[str, float]:
+    """What one step leaves to a GPU: seconds that it is busy, kernels that are launched, the peak of its memory.
+
+    So many copies of the model, with their optimizers, are there at once; the peak is that of one.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
+    resident = torch.cuda.memory_allocated()
     step()
     torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated()
+    peak = torch.cuda.max_memory_allocated() - resident + resident // copies
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         step()
         torch.cuda.synchronize()

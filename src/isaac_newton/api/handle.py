@@ -458,8 +458,8 @@ def _check_fits(name: str, layer: nn.Module, where: WeightSlice, saved: Mapping[
     expected = rows if where.groups == 0 else features + (where.bias is not None)
     if average.shape[-1] != expected or where.stop > len(weight):
         raise ValueError(
-            f"the state of layer {name!r} was made for rows of {average.shape[-1]} features, and this layer's have {expected}: "
-            "it is of another model"
+            f"the state of layer {name!r} was made for {where.stop} outputs and rows of {average.shape[-1]} features, and this "
+            f"one has {len(weight)} and {expected}: it is of another model"
         )
 
 

@@ -86,7 +86,8 @@ def _state(
     """What becomes of a layer's gradient."""
     if not is_there:
         return "plain: replaced after attach"
-    if not any(p.requires_grad and p.dim() > 1 for p in site.module.parameters()):
+    matrices = [p for p in site.module.parameters() if p.dim() > 1]
+    if matrices and not any(p.requires_grad for p in matrices):
         return "plain: frozen"
     if name in gone:
         return f"plain: {gone[name]}"
@@ -150,12 +151,17 @@ def _insight(layers: Sequence[Statistics]) -> tuple[str, ...]:
 
 
 def _summary(model: nn.Module, run: Run, live: Mapping[str, Conditioned]) -> str:
-    covered = {id(p): p.numel() for site in live.values() for p in site.module.parameters() if p.dim() > 1 and p.requires_grad}
+    covered: dict[int, int] = {}
+    for site in live.values():
+        matrices = {id(p): p.numel() for p in site.module.parameters() if p.dim() > 1 and p.requires_grad}
+        covered |= matrices or {id(site): site.statistics.weight_size}  # FSDP may have flattened it
     total = sum(p.numel() for p in model.parameters())
     share = 100 * sum(covered.values()) / max(total, 1)
     extra = sum(site.statistics.extra_multiplications for site in live.values())
     own = sum(site.statistics.own_multiplications for site in live.values())
     cost = f", {_percent(100 * extra / own)} % more multiply-adds in the last step" if own else ""
+    if run.clock.share is not None and live:
+        cost += f", {_percent(100 * run.clock.share)} % of the time of a step (measured)"
     return f"{len(live)} layers conditioned, {share:.1f} % of {total:,} parameters{cost}; {', '.join(_options(run))}"
 
 

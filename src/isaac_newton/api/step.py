@@ -24,6 +24,8 @@ __all__ = ["condition_gradients"]
 
 #: As in `kernels.dense`: the largest trace of S/λ for which a conditioner in float32 is accurate enough.
 FLOAT32_TRACE = 512.0
+#: A relative error that counts as a failure, and in how many steps it is looked for once.
+_LOST, _CHECKED = 1e-2, 64
 #: Called with a gradient before and after.
 Inspect: TypeAlias = Callable[[Tensor, Tensor], None]
 
@@ -163,6 +165,8 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
 
         def by_rows(matrix: Tensor) -> Tensor:
             (done,) = multiply([matrix[0] if len(matrix) == 1 else matrix], [made])
+            if made.lost_digits:
+                site.lost_digits()
             return done if done.dim() == 3 else done[None]
 
         _rewrite(site.module, where, by_rows, keep_norm=options.keep_norm, inspect=inspect)
@@ -173,7 +177,7 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
             if run.inspecting:
                 values = functools.partial(_eigenvalues, conditioner, moment.damping, options.power)
                 inspect = functools.partial(site.inspect, values, moment.damping)
-            times = functools.partial(_times, conditioner)
+            times = functools.partial(_times, conditioner, site)
             _rewrite(site.module, where, times, keep_norm=options.keep_norm, diagonal=conditioner, inspect=inspect)
     moment.clear()
     if options.refresh == 1:
@@ -182,8 +186,21 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
         moment.average = moment.weight = None
 
 
-def _times(conditioner: Tensor, matrix: Tensor) -> Tensor:
-    return matrix.to(conditioner.dtype) @ conditioner
+def _count_lost_digits(before: Tensor, after: Tensor, site: ConditionedLayer) -> None:
+    """Now and then: a result that is no larger than the rounding of what it was made of counts as a failure."""
+    if site.run.steps % _CHECKED != 1 or not before.numel():
+        return
+    lost = (before.norm() * torch.finfo(before.dtype).eps > _LOST * after.norm()) & after.isfinite().all()
+    if lost.is_cuda:
+        site.fell_back(lost.long())
+    elif lost.item():
+        site.lost_digits()
+
+
+def _times(conditioner: Tensor, site: ConditionedLayer, matrix: Tensor) -> Tensor:
+    done = matrix.to(conditioner.dtype) @ conditioner
+    _count_lost_digits(matrix, done, site)
+    return done
 
 
 def _eigenvalues(conditioner: Tensor, damping: float | Tensor, power: float) -> Tensor:

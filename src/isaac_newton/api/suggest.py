@@ -188,7 +188,7 @@ def _call(model: nn.Module, batch: tuple[Any, ...], named: Mapping[str, Any]) ->
         if len(batch) == 1 and isinstance(batch[0], tuple | list):
             raise TypeError(
                 f"the model was called with one {type(batch[0]).__name__} and refused it: suggest_damping(model, *inputs) "
-                "calls it with its parts, without the targets"
+                "gives it the parts, without the targets"
             ) from error
         raise
 

@@ -55,10 +55,13 @@ class Watch:
         #: Of layers that were seen: those that were looked for when they did not come.
         self._looked_for: set[str] = set()
         self._next_look = 1
+        #: Layers that were trained at first. Tools that freeze them put others in their place, and then no pass tells.
+        self._trained = {name for name, site in sites.items() if any(p.requires_grad for p in site.module.parameters())}
         self._said: set[tuple[str, str]] = set()
         self._news: list[str] = []
         #: Layers that are no longer what was attached, with what happened to them.
         self.gone: dict[str, str] = {}
+        self._is_on_cpu = all(p.device.type == "cpu" for p in model.parameters())
         self._hook_weights()
         run.watch = self
 
@@ -90,6 +93,7 @@ class Watch:
     def after_pass(self) -> None:
         """When a backward pass has ended."""
         run, now = self._run, self._run.backward_passes
+        run.clock.end()
         missing = False
         for name, site in self._sites.items():
             if site.statistics.backward_pass == now:
@@ -103,6 +107,14 @@ class Watch:
             self.say_what_changed()
         if run.mask is not None and run.mask_missed is not None and not run.mask_met:
             self._say(_MASK, ["mask"], tuple(run.mask.shape), tuple(run.mask_missed))
+        if now + 1 >= self._next_look and self._is_on_cpu:
+            run.clock.begin()
+
+    def met_frozen(self, name: str) -> None:
+        """A layer was called whose weight is frozen."""
+        if name in self._trained:
+            self._trained.clear()
+            self.say_what_changed()
 
     def _saw(self, name: str) -> None:
         for hook in self._unseen.pop(name):

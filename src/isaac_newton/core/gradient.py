@@ -63,6 +63,8 @@ def apply(
         return traced.apply(operation, x, weight, bias, layer, arrange, transposed, outputs)
     run = layer.run
     if not (torch.is_grad_enabled() and weight.requires_grad):
+        if run.watch is not None and torch.is_grad_enabled():
+            run.watch.met_frozen(layer.name)
         return operation(x, weight, bias)
     use = _use_of(operation, x, weight, bias, layer, arrange, transposed, outputs)
     if run.row_observer is not None:
@@ -74,6 +76,8 @@ def apply(
         return output
     if layer.bucket is not None and _can_share(layer.bucket, use, weight):
         bucket, number = layer.bucket
+        if torch_private.is_autocast_on():
+            x = _as_multiplied(use, x)
         use.wait()
         output = operation(x, bucket.take(use, weight, number, hand_out), bias)
         node = _node_of(output)
@@ -170,6 +174,16 @@ def _use_of(
     plain = arrange is sequence and not (transposed or joint)
     layout = PLAIN if plain else layout_of(arrange, transposed, joint, outputs_as)
     return Use(layer, layout, x, run.mask, own, outputs, where)
+
+
+def _as_multiplied(use: Use, x: Tensor) -> Tensor:
+    """The input in the type in which the layer will multiply it: autograd keeps that one, so the use need not keep another."""
+    kind = x.device.type
+    if x.dtype is not torch.float32 or not torch.is_autocast_enabled(kind):
+        return x
+    use.source = use.layer.run.source_of(x)
+    use.kept = x.to(torch.get_autocast_dtype(kind))
+    return use.kept
 
 
 def _takes_apart(operation: Forward, use: Use) -> bool:
@@ -320,14 +334,23 @@ def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bo
     use.kept = x
     if use.layout.joint and not joint:
         use.layout = dataclasses.replace(use.layout, joint=False)
+    clock = use.layer.run.clock
+    started = clock.now()
     with full_precision(x):
         plain = g
         if use.layer.run.conditions_outputs:
             use.layer.run.enter_pass()
             g = condition_outputs(use, g)
         made = use.conditioner()
+        clock.add(started)
+        started = clock.now()
         conditioned = multiply_own(g, made, plain)
-        use.saw(made, lambda: multiply_own(plain, Conditioner(made.rows)), conditioned)
+
+        def plainly() -> Tensor:
+            return multiply_own(plain, Conditioner(made.rows))
+
+        clock.add_beyond(started, plainly)
+        use.saw(made, plainly, conditioned)
         conditioned = cast(conditioned, dtype)
     return (conditioned[:, :-1], conditioned[:, -1]) if joint else (conditioned, None)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from isaac_newton import torch_private
+from isaac_newton.core.clock import Clock
 from isaac_newton.core.distributed import Ranks
 from isaac_newton.math.damping import Damping, RelativeTo, check, number
 
@@ -51,6 +52,7 @@ class Watcher(Protocol):
     """Who looks after each backward pass whether everything was conditioned that should have been."""
 
     def after_pass(self) -> None: ...
+    def met_frozen(self, name: str) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -143,6 +145,7 @@ class Run:
         look_at: At this length of the list, references to graphs that were dropped leave it.
         alone: Whether weights have a node of their own from now on (see `use.Opening`).
         watch: Looks at what happened when a backward pass has ended.
+        clock: Runs in a pass now and then.
         mask_met: Whether a layer's input began with the mask's shape since the mask was set.
         mask_missed: The leading dimensions of one that did not.
     """
@@ -167,11 +170,13 @@ class Run:
     alone: bool = False
     made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
     watch: "Watcher | None" = field(default=None, repr=False)
+    clock: Clock = field(default_factory=Clock, repr=False)
     mask_met: bool = False
     mask_missed: Sequence[int] | None = None
     _warned: bool = field(default=False, repr=False)
     _warned_of_digits: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
+    _source: "tuple[weakref.ref[Tensor], int, object] | None" = field(default=None, repr=False)
     _stepped: set[int] = field(default_factory=set, repr=False)
     _dropped_in: int = field(default=-1, repr=False)
     _missed: int = field(default=0, repr=False)
@@ -187,7 +192,15 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        fresh = {"waiting": [], "made": {}, "bound": False, "watch": None, "_pass": -1, "_stepped": set()}
+        fresh: dict[str, Any] = {
+            "_source": None,
+            "waiting": [],
+            "made": {},
+            "bound": False,
+            "watch": None,
+            "_pass": -1,
+            "_stepped": set(),
+        }
         return {**self.__dict__, **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -216,6 +229,13 @@ class Run:
             return self.capture.seed
         # A pass has one seed, also before somebody has counted it.
         return draw_seed(self.backward_passes + (torch_private.current_pass() not in (-1, self._pass)))
+
+    def source_of(self, x: Tensor) -> object:
+        """What stands for a tensor that may be gone in the backward pass: the same as long as it comes again and again."""
+        version = torch_private.version(x)
+        if self._source is None or self._source[0]() is not x or self._source[1] != version:
+            self._source = weakref.ref(x), version, object()
+        return self._source[2]
 
     def enter_pass(self) -> int:
         """Count the current backward pass, once; returns torch's number of it, which nobody can set."""

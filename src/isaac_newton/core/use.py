@@ -38,6 +38,7 @@ class Use:
         output: For ζ in a captured step: the conditioner of the output side.
         branch: In a captured step, whose stream it runs on.
         node: With `process_group`, what will ask for the conditioner.
+        source: Under autocast, what stands for the tensor of which `kept` is a copy in half precision.
     """
 
     layer: ConditionedLayer
@@ -56,6 +57,7 @@ class Use:
     output: Conditioner | None = None
     branch: object = None
     node: "weakref.ref[Any] | None" = None
+    source: object = None
 
     @property
     def input(self) -> Tensor:
@@ -68,7 +70,8 @@ class Use:
     def key(self) -> Hashable:
         """What another use has if its conditioner is this one's."""
         x, layout = self.input, self.layout
-        return id(x), torch_private.version(x), None if layout is PLAIN else layout, id(self.mask), self.own
+        known = (id(x), torch_private.version(x)) if self.source is None else self.source
+        return known, None if layout is PLAIN else layout, id(self.mask), self.own
 
     def wait(self) -> None:
         """Let the first request of a backward pass compute the conditioner with those of all others."""
@@ -195,6 +198,8 @@ class Alone:
         bias = gradients[1] if len(gradients) > 1 else None
         if weight is None or not any(wanted):
             return list(gradients)
+        clock = use.layer.run.clock
+        started = clock.now()
         if saved is not None:
             use.kept = saved
         if use.layout.joint and bias is None and wanted[1]:
@@ -214,6 +219,7 @@ class Alone:
                 result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
+        clock.add(started)
         return result
 
 
@@ -245,6 +251,8 @@ class Opening:
             else:
                 passed = True
         if uses:
+            clock = uses[0].layer.run.clock
+            started = clock.now()
             with torch_private.full_precision(plain[0]):
                 for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
                     result[number] = done
@@ -254,6 +262,7 @@ class Opening:
             if passed:
                 # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
                 uses[0].layer.run.alone = True
+            clock.add(started)
         return result
 
 

@@ -39,9 +39,13 @@ class _Tokens:
         """The conditioned gradient."""
         if gradients[0] is None or not wanted[0]:
             return list(gradients)
-        self._layer.run.enter_pass()
+        run = self._layer.run
+        run.enter_pass()
+        started = run.clock.now()
         with full_precision(gradients[0]):
-            return [self._transform(gradients[0], *self._given, self._layer)]
+            result: list[Tensor | None] = [self._transform(gradients[0], *self._given, self._layer)]
+        run.clock.add(started)
+        return result
 
 
 def _name_of(

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 from torch import nn
 
-from isaac_newton.torch_private import BATCH_NORMS
+from isaac_newton.torch_private import BATCH_NORMS, is_flattened
 
 __all__ = ["Adapter", "Registration", "find", "register"]
 
@@ -117,6 +117,8 @@ def _why_unknown(layer: nn.Module) -> str:
     kind = type(layer).__name__
     if isinstance(layer, torch.jit.ScriptModule):
         return "torch.jit.script has compiled it, and runs no adapter: attach the model that it was made from"
+    if any(is_flattened(p) for p in layer.parameters(recurse=False)):
+        return "FSDP has made one vector of its weights: wrap with use_orig_params=True"
     owned = dict(layer.named_parameters(recurse=False))
     matrices = [f"{name!r} ({_shape(p)})" for name, p in owned.items() if sum(size != 1 for size in p.shape) > 1]
     if not matrices:
