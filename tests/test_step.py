@@ -425,7 +425,7 @@ def test_what_cannot_wait_for_the_step_is_skipped_with_a_reason() -> None:
     model = nn.ModuleDict(
         {"bag": nn.EmbeddingBag(5, 3), "norm": nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "fc": nn.Linear(3, 3)}
     )
-    handle = isaac.attach(model, when="step")
+    handle = isaac.attach(model, 1.0, when="step")
     assert set(handle.conditioned) == {"fc"}
     assert "own batch only" in handle.skipped["bag"]
     assert "computed from other parameters" in handle.skipped["norm"]

@@ -131,18 +131,30 @@ def _invert_on_cpu(
     found: list[Conditioner | None],
 ) -> None:
     """Inverses of one size by one factorization."""
-    xs, dampings, scales = [], [], []
-    for number in numbers:
-        r = cast(rows[number].r, working_dtype(rows[number].r.dtype))
-        xs.append(r if r.shape[0] < r.shape[1] else r.mT)
-        dampings.append(_damping(r, strength, relative).item() if relative else strength)
-        scales.append(1 / (r.shape[0] * dampings[-1]))
+    found_rows = [cast(rows[number].r, working_dtype(rows[number].r.dtype)) for number in numbers]
+    xs = [r if r.shape[0] < r.shape[1] else r.mT for r in found_rows]
+    dampings = _dampings(found_rows, strength, relative) if relative else [strength] * len(numbers)
+    scales = [1 / (r.shape[0] * damping) for r, damping in zip(found_rows, dampings, strict=True)]
     # The largest eigenvalue of what is inverted is known where the damping is relative to it.
     results = cpu.inverses(xs, scales, in_difference, 1 / strength if relative == "largest" else math.inf)
     for number, damping, scale, (inverse, failures) in zip(numbers, dampings, scales, results, strict=True):
         if inverse is not None and in_difference:
             inverse = scale * inverse
         found[number] = Conditioner(rows[number], inverse, None, damping, failures)
+
+
+def _dampings(rs: Sequence[Float[Tensor, "rows in"]], strength: float, relative: RelativeTo) -> list[float]:
+    """λ of each of these rows, whose smaller sides are equal: what they are relative to is found for all at once."""
+    if relative == "mean" or len({r.dtype for r in rs}) > 1:
+        return [_damping(r, strength, relative).item() for r in rs]
+    size = min(rs[0].shape)
+    grams = torch.empty(len(rs), size, size, dtype=rs[0].dtype)
+    with cpu.unrounded(rs[0]):
+        for r, gram in zip(rs, grams, strict=True):
+            torch.mm(*((r, r.mT) if len(r) == size else (r.mT, r)), out=gram)
+    counts = torch.tensor([len(r) for r in rs], dtype=grams.dtype)
+    found: list[float] = relative_damping(equations.largest_eigenvalue(grams) / counts, strength).tolist()
+    return found
 
 
 def _damping(r: Float[Tensor, "*groups rows in"], strength: float | Tensor, relative: RelativeTo) -> Float[Tensor, ""]:

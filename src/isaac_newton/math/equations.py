@@ -177,12 +177,12 @@ def largest_eigenvalue(gram: Float[Tensor, "*groups k k"]) -> Float[Tensor, "*gr
     matrix = gram / torch.where(trace > 0, trace, 1.0)[..., None, None]
     turns = torch.arange(gram.shape[-1], dtype=torch.float32, device=gram.device) * 0.618034
     # All are positive, as what most inputs have in common, and no two alike, so that rows that cancel do not cancel here.
-    vector = (0.5 + turns - turns.floor()).to(gram.dtype).expand(gram.shape[:-1])
-    length = torch.ones_like(trace)
+    vector = (0.5 + turns - turns.floor()).to(gram.dtype).expand(gram.shape[:-1])[..., None]
+    length = torch.ones_like(trace)[..., None, None]
     for _ in range(8):
-        vector = (matrix @ (vector / torch.where(length > 0, length, 1.0)[..., None])[..., None])[..., 0]
-        length = vector.norm(dim=-1)
-    return trace * length
+        vector = matrix @ (vector / torch.where(length > 0, length, 1.0))
+        length = torch.linalg.vector_norm(vector, dim=-2, keepdim=True)
+    return trace * length[..., 0, 0]
 
 
 def quotient(before: Float[Tensor, ""], after: Float[Tensor, ""]) -> Float[Tensor, ""]:
