@@ -479,3 +479,30 @@ def test_a_mask_of_something_else_does_not_make_patches(monkeypatch: pytest.Monk
     monkeypatch.setattr(Tensor, "unfold", lambda *args: pytest.fail("patches were formed"))
     layer(x).square().mean().backward()
     assert torch.equal(layer.weight.grad, expected)
+
+
+@pytest.mark.parametrize("with_outputs", [False, True])
+def test_a_gradient_penalty_is_conditioned_although_the_outputs_are_gone(with_outputs: bool) -> None:
+    """Helpers return a penalty and drop what the model returned; the weights' rows must outlive it, but not their graph."""
+    plain = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    model, x = copy.deepcopy(plain), torch.randn(7, 3, 6, dtype=torch.float64)
+    isaac.attach(model, DAMPING, sharing="reduce")
+    kept: list[Tensor] = []
+
+    def penalty(network: nn.Module) -> Tensor:
+        inputs = x.clone().requires_grad_()
+        output = network(inputs)
+        kept.extend([output] if with_outputs else [])
+        (g,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+        return (g.norm(dim=-1) - 1).square().mean()
+
+    for each in (model, plain):
+        penalty(each).backward()
+    a = x
+    for number in (0, 2, 4):
+        assert_close(model[number].weight.grad, right(plain[number].weight.grad, a.mean(1)))
+        a = torch.tanh(plain[number](a)).detach()
+    third = penalty(model)
+    if not with_outputs:
+        with pytest.raises(RuntimeError, match="third derivatives"):
+            torch.autograd.grad(third, model[0].weight, create_graph=True)

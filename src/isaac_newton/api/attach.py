@@ -78,7 +78,8 @@ def attach(
         output_damping: $λ_g > 0$. `math.inf` gives ζ*; a number gives ζ; "kfac" damps both sides alike, which is K-FAC: a
             K-FAC learning rate $η$ corresponds to $η / λ^2$.
         output_curvature: For ζ, where ḡ comes from: "sampled" labels (Remark 1), the "exact" root of the loss
-            Hessian, or the "empirical" Fisher (Remark 4). The first two need `Handle.backward`.
+            Hessian, or the "empirical" Fisher (Remark 4). The first two need `Handle.backward`, take every row, and serve
+            linear layers and attention. The last one needs no extra pass, takes `max_rows`, and serves convolutions too.
         samples: Labels drawn per example for "sampled"; each costs one backward pass without weight gradients.
         when: "backward" conditions each backward pass by its own batch (the paper). "step" gathers the curvature of all
             backward passes, on all ranks, and conditions `.grad` once, right before the optimizer steps: call `Handle.bind`

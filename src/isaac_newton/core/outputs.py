@@ -11,7 +11,7 @@ from torch import Tensor
 from isaac_newton import torch_private
 from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.options import Run
-from isaac_newton.core.rows import Rows, cast, layout_of, rows, working_dtype
+from isaac_newton.core.rows import Rows, cast, layout_of, rows, sequence, working_dtype
 
 if TYPE_CHECKING:
     from isaac_newton.core.use import Use
@@ -65,6 +65,7 @@ def keep_output_rows(use: "Use", g: Tensor | None) -> None:
     if g is None:
         return
     run = use.layer.run
+    g = g.contiguous() if g.is_cuda and use.layout.outputs is sequence else g  # as the kernel that draws wants it
     # Drawn as those of the inputs are, and now: a bucket would hold all of g until it runs.
     output = dataclasses.replace(use, layout=layout_of(use.layout.outputs), kept=g, own=False, made=None, slice=None)
     with torch_private.full_precision(g):

@@ -229,6 +229,8 @@ class Opening:
     def __init__(self, bucket: "Bucket", size: int) -> None:
         self.bucket = bucket
         self.uses: list[weakref.ref[Use] | None] = [None] * size
+        #: The same without the graph of their inputs: for gradients of gradients, when the graphs of the calls are gone.
+        self.shadows: list[Use | None] = [None] * size
 
     def condition(
         self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
@@ -240,10 +242,7 @@ class Opening:
         for number, gradient in enumerate(gradients):
             if gradient is None:
                 continue
-            reference = self.uses[number]
-            use = None if reference is None else reference()
-            if use is None:
-                raise RuntimeError("a layer's graph is gone while its gradient is computed; please report this")
+            use = self._use(number)
             if wanted[number]:
                 numbers.append(number)
                 uses.append(use)
@@ -257,13 +256,28 @@ class Opening:
                 for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
                     result[number] = done
             if not torch_private.keeps_graph():
-                for use in uses:
-                    use.kept = None
+                for number, use in zip(numbers, uses, strict=True):
+                    use.kept = self.shadows[number] = None
             if passed:
                 # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
                 uses[0].layer.run.alone = True
             clock.add(started)
         return result
+
+    def _use(self, number: int) -> Use:
+        """That of one weight, or its shadow."""
+        reference, shadow = self.uses[number], self.shadows[number]
+        use = None if reference is None else reference()
+        if use is not None:
+            return use
+        if shadow is None:
+            raise RuntimeError("Trying to backward through the graph a second time: pass retain_graph=True the first time")
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"layer {shadow.layer.name!r}: third derivatives need the graph of its input, which is gone: keep what the "
+                "model returned until then"
+            )
+        return shadow
 
 
 def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -345,5 +359,8 @@ class Bucket:
             assert name is not None
         assert self._opening is not None
         self._names[number] = None
-        self._opening.uses[self._places[number]] = weakref.ref(use)
+        place = self._places[number]
+        self._opening.uses[place] = weakref.ref(use)
+        x = use.input.detach()
+        self._opening.shadows[place] = Use(use.layer, use.layout, x, use.mask, use.own, use.outputs, use.slice, use.where)
         return name

@@ -23,8 +23,12 @@ from isaac_newton.math.patches import Patches, is_channels_last
 __all__: list[str] = []
 
 
-#: Equal layers share one object, which is made once and not in each forward pass.
-_patches = functools.lru_cache(maxsize=1024)(Patches)
+_kept = functools.lru_cache(maxsize=1024)(Patches)
+
+
+def _patches(*how: Any) -> Patches:
+    """Equal layers share one object, which is made once and not in each forward pass; the compiler cannot look it up."""
+    return Patches(*how) if torch.compiler.is_compiling() else _kept(*how)
 
 
 def _places(layer: Any) -> Patches:
