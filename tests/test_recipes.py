@@ -479,3 +479,13 @@ def test_recipes_whose_data_are_missing_are_left_out(tmp_path: Path, monkeypatch
     assert [own.recipe.name for own in standings(recipes.run(request), "smoke")] == [SMALL]
     with pytest.raises(DataError, match="no picture"):
         recipes.run(replace(request, recipes=("siren",)))
+
+
+def test_the_page_says_what_the_records_say(tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent
+    page = tmp_path / "recipes-suite.md"
+    shutil.copy(root / "docs" / page.name, page)
+    recipe_page.fill(page, root / "results" / "recipes")
+    assert page.read_text(encoding="utf-8") == (root / "docs" / page.name).read_text(encoding="utf-8")
+    for drawn in (tmp_path / "figures").iterdir():
+        assert drawn.read_bytes() == (root / "docs" / "figures" / drawn.name).read_bytes()
