@@ -209,7 +209,7 @@ class Alone:
                 use.layer.gather(use.slice, rows([use])[0], weight)
                 result: list[Tensor | None] = list(gradients)
             else:
-                if use.layer.run.capture is not None and use.made is not None:
+                if use.made is not None and use.made_in < 0:
                     streams.join(use.branch)  # in a captured step it was computed beside the forward pass
                 made = use.conditioner()
                 matrix = use.layout.matrix(weight, bias, made.rows.groups)
