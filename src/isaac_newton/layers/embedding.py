@@ -113,7 +113,7 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
     if relative:
         # One-hot rows as wide as the vocabulary have this mean square; their second moment is diagonal.
         damping = relative_damping(
-            counts.amax() / total if relative == "largest" else counts.new_tensor(1 / len(counts)), damping
+            counts.amax() / total if relative == "largest" else counts.new_full((), 1 / len(counts)), damping
         )
     factors = 1 / (1 + counts / (total * damping))
     if run.options.keep_norm:
