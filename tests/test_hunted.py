@@ -41,6 +41,19 @@ def zeta_star(g: Tensor, a: Tensor, damping: float = LAMBDA) -> Tensor:
     return g.T @ torch.linalg.solve(identity + a @ a.T / (max(len(a), 1) * damping), a)
 
 
+class Through(torch.autograd.Function):
+    """A weight in the formula of an input gradient: what differentiates that (double backward) is conditioned as well."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient @ conditioner(ctx.saved_tensors[0]), None
+
+
 class DenseFunction(torch.autograd.Function):
     """A linear layer whose weight gradient is the definition; with a log, the plain gradient, and its rows there."""
 
@@ -56,10 +69,11 @@ class DenseFunction(torch.autograd.Function):
         rows, columns = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
         if ctx.log is None:
             weight_gradient = zeta_star(columns, rows)
+            weight = Through.apply(weight, rows) if torch.is_grad_enabled() else weight
         else:
             ctx.log.pending.append((torch._C._current_graph_task_id(), rows.detach().clone()))
             weight_gradient = columns.T @ rows
-        return g @ weight, weight_gradient, columns.sum(0), None
+        return g @ weight, weight_gradient, columns.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 class Log:
@@ -69,8 +83,9 @@ class Log:
         self.pending: list[tuple[int, Tensor]] = []
         self.rows: list[Tensor] = []
         self.weight = weight
-        weight.register_hook(self.before)
-        weight.register_post_accumulate_grad_hook(self.after)
+        if weight.requires_grad:
+            weight.register_hook(self.before)
+            weight.register_post_accumulate_grad_hook(self.after)
 
     def before(self, gradient: Tensor) -> None:
         if self.weight.grad is None or not self.weight.grad.any():
@@ -800,3 +815,685 @@ def title(loop: Loop) -> str:
 @pytest.mark.parametrize("loop", LOOPS, ids=title)
 def test_a_loop_gives_the_definition(loop: Loop, when: str) -> None:
     compare(loop, mlp(), when)
+
+
+# Loops of one kind of conditioning, and options.
+
+
+def test_lbfgs_conditions_each_closure() -> None:
+    compare(lbfgs, mlp())
+
+
+def test_lbfgs_at_the_step() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "step")
+    handle = isaac.attach(model, damping=LAMBDA, when="step")
+    lbfgs_of = partial(torch.optim.LBFGS, lr=0.1, max_iter=3)
+    for m in (model, reference):
+        optimizer = lbfgs_of(m.parameters())
+        if m is model:
+            handle.bind(optimizer)
+
+        def closure(m: nn.Module = m, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = m(x).square().mean()
+            loss.backward()
+            if m is reference:
+                for layer in m:
+                    if isinstance(layer, DenseLinear):
+                        layer.log.step()
+            return loss
+
+        optimizer.step(closure)
+    same(model, reference)
+
+
+def square() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
+
+
+def one_pass(model: nn.Module, bind: Bind) -> None:
+    optimizer = sgd(model, bind)
+    model(batch()).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_tied_before_attach(when: str) -> None:
+    model = square()
+    model[2].weight = model[0].weight
+    compare(one_pass, model, when)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_tied_after_attach(when: str) -> None:
+    model = square()
+    tied = copy.deepcopy(model)
+    tied[2].weight = tied[0].weight
+    reference, bind = dense(tied, when)
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    model[2].weight = model[0].weight
+    seed = torch.get_rng_state()
+    one_pass(model, handle.bind if when == "step" else lambda o: o)
+    torch.set_rng_state(seed)
+    one_pass(reference, bind)
+    same(model, reference)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_untied_after_attach(when: str) -> None:
+    model = square()
+    model[2].weight = model[0].weight
+    untied = copy.deepcopy(model)
+    untied[2].weight = nn.Parameter(untied[2].weight.detach().clone())
+    reference, bind = dense(untied, when)
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+    seed = torch.get_rng_state()
+    one_pass(model, handle.bind if when == "step" else lambda o: o)
+    torch.set_rng_state(seed)
+    one_pass(reference, bind)
+    same(model, reference)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_a_layer_under_two_names(when: str) -> None:
+    layer = nn.Linear(6, 6)
+    compare(one_pass, nn.Sequential(layer, nn.Tanh(), layer).double(), when)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_frozen_from_the_start(when: str) -> None:
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    model[2].bias.requires_grad_(False)
+    compare(one_pass, model, when)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_assigned_by_load_state_dict(when: str) -> None:
+    """load_state_dict(assign=True) in the middle puts new parameters into the layers."""
+
+    def loop(model: nn.Module, bind: Bind) -> None:
+        model.load_state_dict({k: v.detach() * 0.5 for k, v in model.state_dict().items()}, assign=True)
+        for p in model.parameters():
+            p.requires_grad_()
+        one_pass(model, bind)
+
+    model = mlp()
+    reference, bind = dense(model, "backward")
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    for m in (model, reference):
+        m.load_state_dict({k: v.detach() * 0.5 for k, v in m.state_dict().items()}, assign=True)
+    x = batch()
+    optimizer = sgd(model, handle.bind if when == "step" else lambda o: o)
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer = sgd(reference, bind)
+    reference(x).square().mean().backward()
+    optimizer.step()
+    same(model, reference)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+@pytest.mark.parametrize("moment", ["before", "between"])
+def test_converted_after_attach(when: str, moment: str) -> None:
+    model = mlp().float()
+    reference, _ = dense(copy.deepcopy(model).double(), "backward")
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    if moment == "between":
+        model(batch().float()).square().mean().backward()
+        if when == "step":
+            handle.step()
+        model.zero_grad()
+    model.double()
+    x = batch()
+    model(x).square().mean().backward()
+    reference(x).square().mean().backward()
+    if when == "step":
+        handle.step()
+    same(model, reference)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_half_models(dtype: torch.dtype, when: str) -> None:
+    model = mlp()
+    reference, _ = dense(copy.deepcopy(model), "backward")
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    model.to(dtype)
+    x = batch()
+    model(x.to(dtype)).square().mean().backward()
+    reference(x).square().mean().backward()
+    if when == "step":
+        handle.step()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        close(p.grad, q.grad, 0.03)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_autocast(when: str) -> None:
+    model = mlp().float()
+    reference, _ = dense(copy.deepcopy(model).double(), "backward")
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    x = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(x.float()).float().square().mean()
+    loss.backward()
+    reference(x).square().mean().backward()
+    if when == "step":
+        handle.step()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        close(p.grad, q.grad, 0.03)
+
+
+def test_a_replaced_module_is_noticed() -> None:
+    """A new head after attach is not conditioned, though the handle lists the old one."""
+    model = mlp()
+    handle = isaac.attach(model, damping=LAMBDA)
+    model[2] = nn.Linear(7, 4).double()
+    with pytest.warns(RuntimeWarning):
+        model(batch()).square().mean().backward()
+    assert "replaced" in str(handle)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_damping_changed_between_forward_and_backward(when: str) -> None:
+    """It takes effect with the next backward pass."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    handle = isaac.attach(layer, damping=5.0, when=when)
+    loss = layer(x).sum()
+    handle.damping = LAMBDA
+    loss.backward()
+    if when == "step":
+        handle.step()
+    close(layer.weight.grad, zeta_star(torch.ones(5, 4, dtype=torch.float64), x))
+
+
+def test_damping_changed_between_two_backward_passes_of_one_graph() -> None:
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    handle = isaac.attach(layer, damping=5.0)
+    loss = layer(x).sum()
+    loss.backward(retain_graph=True)
+    layer.zero_grad()
+    handle.damping = LAMBDA
+    loss.backward()
+    close(layer.weight.grad, zeta_star(torch.ones(5, 4, dtype=torch.float64), x))
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_schedule(when: str) -> None:
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    handle = isaac.attach(layer, damping=lambda step: 0.1 * (step + 1), when=when)
+    for i in range(3):
+        layer.zero_grad()
+        with torch.no_grad():
+            layer(x)
+        layer(x).sum()
+        layer(x).sum().backward()
+        if when == "step":
+            handle.step()
+        close(layer.weight.grad, zeta_star(torch.ones(5, 4, dtype=torch.float64), x, 0.1 * (i + 1)))
+
+
+def test_detached_between_forward_and_backward() -> None:
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    handle = isaac.attach(layer, damping=LAMBDA)
+    loss = layer(x).sum()
+    handle.detach()
+    loss.backward()
+    layer(x).sum().backward()
+    ones = torch.ones(5, 4, dtype=torch.float64)
+    plain = ones.T @ x
+    expected = (zeta_star(ones, x) + plain, 2 * plain)
+    assert any(torch.allclose(layer.weight.grad, e) for e in expected)
+
+
+def test_detached_in_the_middle_of_a_step() -> None:
+    """What was gathered is forgotten; the gradient stays plain."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    handle = isaac.attach(layer, damping=LAMBDA, when="step")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    handle.bind(optimizer)
+    layer(x).sum().backward()
+    handle.detach()
+    layer(x).sum().backward()
+    optimizer.step()
+    close(layer.weight.grad, 2 * torch.ones(5, 4, dtype=torch.float64).T @ x)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_attached_in_the_loop(when: str) -> None:
+    layer, ones = nn.Linear(6, 4, bias=False).double(), torch.ones(5, 4, dtype=torch.float64)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for i in range(3):
+        x = batch()
+        handle = isaac.attach(layer, damping=0.1 * (i + 1), when=when)
+        if when == "step":
+            handle.bind(optimizer)
+        optimizer.zero_grad()
+        layer(x).sum().backward()
+        optimizer.step()
+        handle.detach()
+        close(layer.weight.grad, zeta_star(ones, x, 0.1 * (i + 1)))
+
+
+def test_attached_twice_is_refused() -> None:
+    model = mlp()
+    isaac.attach(model, damping=LAMBDA)
+    with pytest.raises((ValueError, RuntimeError)):
+        isaac.attach(model[0], damping=LAMBDA)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_two_handles_on_two_parts(when: str) -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    handles = [isaac.attach(model, damping=LAMBDA, layers=name, when=when) for name in ("0", "2")]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    if when == "step":
+        for handle in handles:
+            handle.bind(optimizer)
+    model(x).square().mean().backward()
+    reference(x).square().mean().backward()
+    optimizer.step()
+    same(model, reference)
+
+
+def test_excluded_layers_keep_the_plain_gradient() -> None:
+    model, x = mlp(), batch()
+    plain = copy.deepcopy(model)
+    isaac.attach(model, damping=LAMBDA, exclude="0")
+    model(x).square().mean().backward()
+    plain(x).square().mean().backward()
+    close(model[0].weight.grad, plain[0].weight.grad)
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda m: pickle.loads(pickle.dumps(m)),
+    "saved": lambda m: torch.load(saved(m), weights_only=False),
+    "copy": copy.copy,
+}
+
+
+def saved(model: nn.Module) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("make", list(COPIES))
+def test_copies_are_conditioned(make: str) -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA)
+    model(x).square().mean().backward()
+    model.zero_grad()
+    twin = COPIES[make](model)
+    twin(x).square().mean().backward()
+    reference(x).square().mean().backward()
+    same(twin, reference)
+
+
+def test_a_model_copied_with_its_handle() -> None:
+    """copy.deepcopy((model, handle)): the copied handle is that of the copied model."""
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "step")
+    handle = isaac.attach(model, damping=99.0)
+    twin, twins_handle = copy.deepcopy((model, handle))
+    twins_handle.damping = LAMBDA
+    assert handle.damping == 99.0
+    reference, _ = dense(mlp(), "backward")
+    reference.load_state_dict(twin.state_dict())
+    twin(x).square().mean().backward()
+    reference(x).square().mean().backward()
+    same(twin, reference)
+
+
+def test_a_model_copied_with_its_handle_at_the_step() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    handle = isaac.attach(model, damping=LAMBDA, when="step")
+    twin, twins_handle = copy.deepcopy((model, handle))
+    twin(x).square().mean().backward()
+    twins_handle.step()
+    reference(x).square().mean().backward()
+    same(twin, reference)
+
+
+def test_a_trainer_copied_as_a_whole_is_noticed() -> None:
+    """Model, bound optimizer and handle, as population-based training copies them; torch copies no hooks."""
+    model = mlp()
+    handle = isaac.attach(model, damping=LAMBDA, when="step")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle.bind(optimizer)
+    twin, twins_optimizer, _ = copy.deepcopy((model, optimizer, handle))
+    with pytest.warns(RuntimeWarning, match="bind"):
+        for _ in range(3):
+            twins_optimizer.zero_grad()
+            twin(batch()).square().mean().backward()
+            twins_optimizer.step()
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_two_models_in_two_threads(when: str) -> None:
+    models = [mlp(), mlp()]
+    references = [dense(m, when) for m in models]
+    handles = [isaac.attach(m, damping=LAMBDA, when=when) for m in models]
+    batches = [[batch(4 + i) for i in range(20)] for _ in models]
+
+    def train(model: nn.Module, bind: Bind, data: list[Tensor]) -> None:
+        optimizer = sgd(model, bind, momentum=0.9)
+        for x in data:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    threads = [
+        threading.Thread(target=train, args=(m, h.bind if when == "step" else lambda o: o, data))
+        for m, h, data in zip(models, handles, batches, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for model, (reference, bind), data in zip(models, references, batches, strict=True):
+        train(reference, bind, data)
+        same(model, reference)
+
+
+# Gradients taken by hand.
+
+
+def test_autograd_grad_for_weights() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA)
+    actual = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+    expected = torch.autograd.grad(reference(x).square().mean(), list(reference.parameters()))
+    for a, e in zip(actual, expected, strict=True):
+        close(a, e)
+
+
+def test_gathering_two_autograd_grads() -> None:
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch(9)
+    handle = isaac.attach(layer, damping=LAMBDA, when="step")
+    with handle.gathering():
+        parts = [torch.autograd.grad(layer(part).sum(), layer.weight)[0] for part in x.split([4, 5])]
+    layer.weight.grad = parts[0] + parts[1]
+    handle.step()
+    close(layer.weight.grad, zeta_star(torch.ones(9, 4, dtype=torch.float64), x))
+
+
+def test_gradient_surgery_without_gathering_says_so() -> None:
+    """Two tasks, each with zero_grad and backward; the gradients are kept, summed and put into `.grad`."""
+    layer = nn.Linear(6, 4, bias=False).double()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    isaac.attach(layer, damping=LAMBDA, when="step").bind(optimizer)
+    with pytest.warns(RuntimeWarning):
+        for _ in range(3):
+            parts = []
+            for rows in (4, 5):
+                optimizer.zero_grad()
+                layer(batch(rows)).sum().backward()
+                parts.append(layer.weight.grad.clone())
+            layer.weight.grad = parts[0] + parts[1]
+            optimizer.step()
+
+
+def test_a_micro_batch_whose_gradient_is_zero_counts() -> None:
+    """All labels are ignored, so the gradient is zero; its rows were accumulated nevertheless."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch(9)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    isaac.attach(layer, damping=LAMBDA, when="step").bind(optimizer)
+    (layer(x[:4]).sum() * 0).backward()
+    layer(x[4:]).sum().backward()
+    optimizer.step()
+    g = torch.cat([torch.zeros(4, 4), torch.ones(5, 4)]).double()
+    close(layer.weight.grad, zeta_star(g, x))
+
+
+def test_gradients_are_views_of_one_buffer() -> None:
+    """One flat buffer holds all gradients and is zeroed as a whole, as bucketed optimizers do."""
+    layer, ones = nn.Linear(6, 4, bias=False).double(), torch.ones(5, 4, dtype=torch.float64)
+    flat = torch.zeros(24, dtype=torch.float64)
+    layer.weight.grad = flat.view(4, 6)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    isaac.attach(layer, damping=LAMBDA, when="step").bind(optimizer)
+    for _ in range(3):
+        flat.zero_()
+        layer(batch()).sum().backward()
+        flat.zero_()  # this batch is dropped
+        x = batch()
+        layer(x).sum().backward()
+        optimizer.step()
+        close(flat.view(4, 6), zeta_star(ones, x))
+        assert layer.weight.grad.data_ptr() == flat.data_ptr()
+
+
+def test_optimizers_in_the_backward_pass() -> None:
+    """One optimizer for each parameter, stepped as soon as its gradient is there."""
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    handle = isaac.attach(model, damping=LAMBDA, when="step")
+    for m in (model, reference):
+        optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in m.parameters()}
+        if m is model:
+            for optimizer in optimizers.values():
+                handle.bind(optimizer)
+
+        def step(p: Tensor, optimizers: dict[Tensor, torch.optim.Optimizer] = optimizers) -> None:
+            optimizers[p].step()
+            p.grad = None
+
+        for p in m.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        for _ in range(2):
+            m(x).square().mean().backward()
+    same(model, reference)
+
+
+def test_optimizers_in_the_backward_pass_by_backward() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA)
+    for m in (model, reference):
+        optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in m.parameters()}
+
+        def step(p: Tensor, optimizers: dict[Tensor, torch.optim.Optimizer] = optimizers) -> None:
+            optimizers[p].step()
+            p.grad = None
+
+        for p in m.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        for _ in range(2):
+            m(x).square().mean().backward()
+    same(model, reference)
+
+
+def test_a_new_optimizer_that_is_not_bound_is_noticed() -> None:
+    """Gradual unfreezing makes a new optimizer and forgets to bind it."""
+    model = mlp()
+    handle = isaac.attach(model, damping=LAMBDA, when="step")
+    handle.bind(torch.optim.SGD(model[2].parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(RuntimeWarning):
+        for _ in range(4):
+            model(batch()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_stepped_by_hand_and_by_the_optimizer() -> None:
+    """Both handle.step() and a bound optimizer: conditioned once."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    handle = isaac.attach(layer, damping=LAMBDA, when="step")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    handle.bind(optimizer)
+    layer(x).sum().backward()
+    with pytest.raises(RuntimeError, match="bound"):
+        handle.step()
+    optimizer.step()
+    close(layer.weight.grad, zeta_star(torch.ones(5, 4, dtype=torch.float64), x))
+
+
+def test_bound_twice_is_conditioned_once() -> None:
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    handle = isaac.attach(layer, damping=LAMBDA, when="step").bind(optimizer)
+    with pytest.raises(ValueError, match="already bound"):
+        handle.bind(optimizer)
+    layer(x).sum().backward()
+    optimizer.step()
+    close(layer.weight.grad, zeta_star(torch.ones(5, 4, dtype=torch.float64), x))
+
+
+# Weights that are not parameters.
+
+
+def test_functional_call_with_fast_weights() -> None:
+    """First-order MAML: an inner step by autograd.grad, the outer loss at the fast weights."""
+    model, support, query = mlp(), batch(), batch(7)
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA)
+
+    def outer(m: nn.Module) -> None:
+        weights = dict(m.named_parameters())
+        inner = torch.autograd.grad(m(support).square().mean(), list(weights.values()))
+        fast = {k: w - 0.1 * g for (k, w), g in zip(weights.items(), inner, strict=True)}
+        torch.func.functional_call(m, fast, query).square().mean().backward()
+
+    outer(model)
+    outer(reference)
+    same(model, reference)
+
+
+def test_second_order_maml() -> None:
+    """Second order: create_graph through a conditioned gradient."""
+    model, support, query = mlp(), batch(), batch(7)
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA)
+
+    def outer(m: nn.Module) -> None:
+        weights = dict(m.named_parameters())
+        inner = torch.autograd.grad(m(support).square().mean(), list(weights.values()), create_graph=True)
+        fast = {k: w - 0.1 * g for (k, w), g in zip(weights.items(), inner, strict=True)}
+        torch.func.functional_call(m, fast, query).square().mean().backward()
+
+    outer(model)
+    outer(reference)
+    same(model, reference)
+
+
+def test_per_sample_gradients_by_vmap() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA)
+    weights = {k: v.detach() for k, v in model.named_parameters()}
+
+    def loss(w: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(model, w, row[None]).square().mean()
+
+    actual = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+    for i, row in enumerate(x):
+        reference.zero_grad()
+        reference(row[None]).square().mean().backward()
+        for name, p in reference.named_parameters():
+            close(actual[name][i], p.grad)
+
+
+def test_vmapped_forward_and_a_plain_backward() -> None:
+    """vmap hides the use from the library: the gradient stays plain, and that is said."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    isaac.attach(layer, damping=LAMBDA)
+    with pytest.warns(RuntimeWarning, match="nobody called"):
+        torch.vmap(layer)(x).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_forward_mode() -> None:
+    model, x = mlp(), batch()
+    plain = copy.deepcopy(model)
+    isaac.attach(model, damping=LAMBDA)
+    close(torch.func.jvp(model, (x,), (x,))[1], torch.func.jvp(plain, (x,), (x,))[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_jacobian_and_hessian_of_inputs_are_exact() -> None:
+    model, x = mlp(), batch(1)
+    plain = copy.deepcopy(model)
+    isaac.attach(model, damping=LAMBDA)
+    for take in (torch.func.jacrev, torch.func.jacfwd, torch.func.hessian):
+        close(take(lambda y: model(y).square().sum())(x), take(lambda y: plain(y).square().sum())(x))
+
+
+def test_gradient_penalty_of_a_critic() -> None:
+    """WGAN-GP: all that reaches a weight through a use is conditioned by the rows of that use."""
+    model, x = mlp(), batch().requires_grad_()
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA)
+    for m in (model, reference):
+        output = m(x)
+        (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        (output.mean() + (gradient.norm(dim=1) - 1).square().mean()).backward()
+    same(model, reference)
+
+
+PARAMETRIZED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "prune": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", list(PARAMETRIZED))
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.filterwarnings("default")
+def test_parametrized_weights(kind: str, moment: str) -> None:
+    """ζ* of the weight, then the parametrization's own chain rule; or plain, with a reason."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    plain = copy.deepcopy(layer)
+    if moment == "before":
+        PARAMETRIZED[kind](layer)
+    handle = isaac.attach(layer, damping=LAMBDA)
+    if moment == "after":
+        PARAMETRIZED[kind](layer)
+    layer.eval()
+    layer(x).square().sum().backward()
+    gradients = {name: p.grad for name, p in layer.named_parameters()}
+    layer.zero_grad()
+    weight = layer.weight if kind != "prune" else layer.weight_orig * layer.weight_mask
+    g = 2 * F.linear(x, weight).detach()
+    conditioned = torch.autograd.grad(weight, list(layer.parameters()), zeta_star(g, x))
+    for actual, expected in zip(gradients.values(), conditioned, strict=True):
+        close(actual, expected)
+    assert handle.conditioned and plain is not None
+
+
+def test_a_hypernetwork_writes_the_weight() -> None:
+    """The weight is a tensor that another network computes at each step."""
+    layer, hyper, x = nn.Linear(6, 4, bias=False).double(), nn.Linear(3, 24).double(), batch()
+    isaac.attach(layer, damping=LAMBDA)
+    z = torch.randn(3, dtype=torch.float64)
+    del layer.weight
+    layer.weight = hyper(z).view(4, 6)
+    layer(x).sum().backward()
+    expected = zeta_star(torch.ones(5, 4, dtype=torch.float64), x)
+    close(hyper.bias.grad, expected.flatten())
+
+
+def test_lazy_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="no weights yet"):
+        isaac.attach(nn.LazyLinear(4), damping=LAMBDA)
+
+
+def test_an_input_made_of_the_weight_itself() -> None:
+    layer = nn.Linear(6, 6, bias=False).double()
+    weight = layer.weight.detach().clone().requires_grad_()
+    isaac.attach(layer, damping=LAMBDA)
+    layer(layer.weight).square().sum().backward()
+    DenseFunction.apply(weight, weight, None, None).square().sum().backward()
+    close(layer.weight.grad, weight.grad)
