@@ -1497,3 +1497,844 @@ def test_an_input_made_of_the_weight_itself() -> None:
     layer(layer.weight).square().sum().backward()
     DenseFunction.apply(weight, weight, None, None).square().sum().backward()
     close(layer.weight.grad, weight.grad)
+
+
+# Other layers: one use, so that the conditioned gradient is ∇ (I + rᵀr/(kλ))⁻¹ with the rows r of that use.
+
+
+def conditioned(
+    layer: nn.Module, call: Callable[[nn.Module], Tensor], rows: dict[str, Tensor], when: str = "backward", **options: Any
+) -> None:
+    """`rows` has those of each conditioned weight (grouped: a list dimension first); all other gradients stay plain."""
+    plain = copy.deepcopy(layer)
+    handle = isaac.attach(layer, damping=LAMBDA, when=when, **options)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    if when == "step":
+        handle.bind(optimizer)
+    call(layer).square().sum().backward()
+    optimizer.step()
+    call(plain).square().sum().backward()
+    for (name, p), q in zip(layer.named_parameters(), plain.parameters(), strict=True):
+        expected = q.grad.to_dense() if q.grad.is_sparse else q.grad
+        if name in rows:
+            r = rows[name]
+            grouped = expected.reshape(len(r), -1, r.shape[-1]) if r.dim() == 3 else expected.reshape(1, -1, r.shape[-1])
+            parts = [g @ conditioner(a) for g, a in zip(grouped, r if r.dim() == 3 else r[None], strict=True)]
+            expected = torch.stack(parts).reshape(expected.shape)
+        close(p.grad.to_dense() if p.grad.is_sparse else p.grad, expected)
+
+
+def patches(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    """(groups, rows, features) of a convolution, its padding applied."""
+    if conv.padding_mode == "zeros":
+        how = dict(padding=conv.padding)
+    else:
+        ph, pw = conv.padding
+        x, how = F.pad(x, (pw, pw, ph, ph), mode=conv.padding_mode), {}
+    columns = F.unfold(x, conv.kernel_size, dilation=conv.dilation, stride=conv.stride, **how)
+    n, features, places = columns.shape
+    return columns.view(n, conv.groups, features // conv.groups, places).permute(1, 0, 3, 2).reshape(conv.groups, n * places, -1)
+
+
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    "groups": {"groups": 2},
+    "depthwise": {"groups": 4},
+    "dilation": {"dilation": 2},
+    "stride": {"stride": 2, "padding": 1},
+    "circular": {"padding": 1, "padding_mode": "circular"},
+    "reflect": {"padding": (1, 2), "padding_mode": "reflect"},
+    "replicate": {"padding": 2, "padding_mode": "replicate"},
+}
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+@pytest.mark.parametrize("kind", list(CONVOLUTIONS))
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "expanded"])
+def test_convolutions(kind: str, layout: str, when: str) -> None:
+    conv, x = nn.Conv2d(4, 8, 3, **CONVOLUTIONS[kind]).double(), torch.randn(3, 4, 7, 8, dtype=torch.float64)
+    if layout == "channels_last":
+        conv, x = conv.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    if layout == "expanded":
+        x = x[:1].expand(3, -1, -1, -1)
+    conditioned(conv, lambda m: m(x), {"weight": patches(x, conv)}, when)
+
+
+def test_same_padding_of_an_even_kernel() -> None:
+    """padding="same" pads one side more than the other."""
+    conv, x = nn.Conv1d(3, 4, 4, padding="same", dilation=1).double(), torch.randn(2, 3, 9, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        conditioned(conv, lambda m: m(x), {"weight": F.pad(x, (1, 2)).unfold(2, 4, 1).permute(0, 2, 1, 3).reshape(18, 12)})
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_conv1d_without_a_batch(when: str) -> None:
+    conv, x = nn.Conv1d(3, 4, 3).double(), torch.randn(3, 9, dtype=torch.float64)
+    conditioned(conv, lambda m: m(x), {"weight": x.unfold(1, 3, 1).permute(1, 0, 2).reshape(7, 9)}, when)
+
+
+def test_conv_called_for_one_image_and_reduced() -> None:
+    conv, x = nn.Conv2d(3, 4, 3).double(), torch.randn(3, 6, 6, dtype=torch.float64)
+    conditioned(conv, lambda m: m(x), {"weight": patches(x[None], conv).mean(1)}, sharing="reduce")
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1, "output_padding": 1}, {"dilation": 2}])
+def test_transposed_convolutions(options: dict[str, Any]) -> None:
+    """The places of the input are the rows; the weight has its features in dimension 0."""
+    conv, x = nn.ConvTranspose2d(4, 5, 3, **options).double(), torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    plain = copy.deepcopy(conv)
+    isaac.attach(conv, damping=LAMBDA)
+    conv(x).square().sum().backward()
+    plain(x).square().sum().backward()
+    rows = x.permute(0, 2, 3, 1).reshape(-1, 4)
+    close(conv.weight.grad, (conditioner(rows) @ plain.weight.grad.reshape(4, -1)).view_as(plain.weight))
+
+
+def test_transposed_convolution_with_output_size() -> None:
+    conv, x = nn.ConvTranspose1d(4, 5, 3, stride=2).double(), torch.randn(2, 4, 5, dtype=torch.float64)
+    plain = copy.deepcopy(conv)
+    isaac.attach(conv, damping=LAMBDA)
+    conv(x, output_size=[12]).square().sum().backward()
+    plain(x, output_size=[12]).square().sum().backward()
+    rows = x.permute(0, 2, 1).reshape(-1, 4)
+    close(conv.weight.grad, (conditioner(rows) @ plain.weight.grad.reshape(4, -1)).view_as(plain.weight))
+
+
+EMBEDDINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "padding": {"padding_idx": 0},
+    "negative padding": {"padding_idx": -1},
+    "norm": {"max_norm": 0.5},
+    "frequency": {"scale_grad_by_freq": True},
+    "sparse": {"sparse": True},
+    "sparse padding": {"sparse": True, "padding_idx": 0},
+}
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+@pytest.mark.parametrize("kind", list(EMBEDDINGS))
+def test_embeddings(kind: str, when: str) -> None:
+    """One-hot rows: each token's gradient is divided by 1 + count/(bλ); padding does not count."""
+    layer, tokens = nn.Embedding(6, 3, **EMBEDDINGS[kind]).double(), torch.tensor([[0, 0, 1, 5], [2, 1, 1, 5]])
+    plain = copy.deepcopy(layer)
+    handle = isaac.attach(layer, damping=LAMBDA, when=when)
+    layer(tokens).square().sum().backward()
+    plain(tokens).square().sum().backward()
+    if when == "step":
+        handle.step()
+    kept = tokens[tokens != layer.padding_idx] if layer.padding_idx is not None else tokens.flatten()
+    counts = torch.bincount(kept.flatten(), minlength=6).double()
+    expected = plain.weight.grad.to_dense() / (1 + counts / (len(kept.flatten()) * LAMBDA))[:, None]
+    close(layer.weight.grad.to_dense(), expected)
+    close(layer.weight, plain.weight)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_sparse_embeddings_accumulate(when: str) -> None:
+    """Sparse gradients of two micro-batches are not coalesced."""
+    layer = nn.Embedding(6, 3, sparse=True).double()
+    parts = [torch.tensor([0, 1, 1, 5]), torch.tensor([1, 2])]
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    handle = isaac.attach(layer, damping=LAMBDA, when=when)
+    if when == "step":
+        handle.bind(optimizer)
+    for tokens in parts:
+        layer(tokens).sum().backward()
+    optimizer.step()
+    counts = [torch.bincount(t, minlength=6).double() for t in parts]
+    if when == "step":
+        total = counts[0] + counts[1]
+        expected = total / (1 + total / (6 * LAMBDA))
+    else:
+        expected = sum(c / (1 + c / (n * LAMBDA)) for c, n in zip(counts, (4, 2), strict=True))
+    close(layer.weight.grad.to_dense(), expected[:, None].expand(6, 3))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("norm", [None, 0.5])
+def test_embedding_bags(mode: str, padding: int | None, norm: float | None) -> None:
+    """A row is what is in a bag."""
+    bag = nn.EmbeddingBag(6, 3, mode=mode, padding_idx=padding, max_norm=norm).double()
+    tokens, offsets = torch.tensor([0, 1, 1, 5, 2, 0, 3]), torch.tensor([0, 4, 5])
+    rows = torch.zeros(3, 6, dtype=torch.float64)
+    for i, part in enumerate(tokens.tensor_split([4, 5])):
+        part = part if padding is None else part[part != padding]
+        for token in part:
+            rows[i, token] += 1 / len(part) if mode == "mean" else 1
+    plain = copy.deepcopy(bag)
+    isaac.attach(bag, damping=LAMBDA)
+    bag(tokens, offsets).square().sum().backward()
+    plain(tokens, offsets).square().sum().backward()
+    close(bag.weight.grad, conditioner(rows) @ plain.weight.grad)
+
+
+def test_embedding_bag_with_weights_of_samples() -> None:
+    bag = nn.EmbeddingBag(6, 3, mode="sum", include_last_offset=True).double()
+    tokens, offsets = torch.tensor([0, 1, 1, 5, 2]), torch.tensor([0, 4, 5])
+    weights = torch.rand(5, dtype=torch.float64)
+    rows = torch.zeros(2, 6, dtype=torch.float64)
+    for i, token in enumerate(tokens):
+        rows[int(i == 4), token] += weights[i]
+    plain = copy.deepcopy(bag)
+    isaac.attach(bag, damping=LAMBDA)
+    bag(tokens, offsets, weights).square().sum().backward()
+    plain(tokens, offsets, weights).square().sum().backward()
+    close(bag.weight.grad, conditioner(rows) @ plain.weight.grad)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_packed_bidirectional_lstm(ordered: bool, when: str) -> None:
+    lstm, x = nn.LSTM(4, 3, bidirectional=True, batch_first=True).double(), torch.randn(3, 5, 4, dtype=torch.float64)
+    lengths = torch.tensor([5, 3, 2]) if ordered else torch.tensor([2, 5, 3])
+
+    def call(m: nn.Module) -> Tensor:
+        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=ordered)
+        return rnn.pad_packed_sequence(m(packed)[0], batch_first=True)[0]
+
+    outputs = call(lstm).detach()
+    inputs = torch.cat([x[i, :n] for i, n in enumerate(lengths)])
+    zero = torch.zeros(1, 3, dtype=torch.float64)
+    forward = torch.cat([torch.cat([zero, outputs[i, : n - 1, :3]]) for i, n in enumerate(lengths)])
+    backward = torch.cat([torch.cat([outputs[i, 1:n, 3:], zero]) for i, n in enumerate(lengths)])
+    rows = {"weight_ih_l0": inputs, "weight_ih_l0_reverse": inputs}
+    conditioned(lstm, call, {**rows, "weight_hh_l0": forward, "weight_hh_l0_reverse": backward}, when)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_a_cell_in_a_loop(when: str) -> None:
+    """By backward each call has its conditioner, at the step all calls have one."""
+    cell, xs = nn.GRUCell(4, 3, bias=False).double(), torch.randn(3, 5, 4, dtype=torch.float64)
+    handle = isaac.attach(cell, damping=LAMBDA, when=when)
+    plain = [copy.deepcopy(cell) for _ in xs]
+    isaac.detach(plain[0])
+    for p in plain[1:]:
+        isaac.detach(p)
+
+    def run(cells: list[nn.Module]) -> list[Tensor]:
+        states = [torch.zeros(5, 3, dtype=torch.float64)]
+        for c, x in zip(cells, xs, strict=True):
+            states.append(c(x, states[-1]))
+        states[-1].square().sum().backward()
+        return [s.detach() for s in states[:-1]]
+
+    states = run([cell] * 3)
+    run(plain)
+    if when == "step":
+        handle.step()
+        expected = sum(p.weight_hh.grad for p in plain) @ conditioner(torch.cat(states))
+    else:
+        expected = sum(p.weight_hh.grad @ conditioner(s) for p, s in zip(plain, states, strict=True))
+    close(cell.weight_hh.grad, expected)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+@pytest.mark.parametrize("mode", ["train", "eval", "padded", "padded eval"])
+def test_a_transformer_layer(mode: str, when: str) -> None:
+    """In eval() torch has a fast path; with gradients it must not be taken. Padding counts unless handle.mask is set."""
+    model, x = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True).double(), torch.randn(3, 4, 6).double()
+    mask = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1]]).bool() if "padded" in mode else None
+    model.train("eval" not in mode)
+    seen: dict[str, Tensor] = {}
+    hooks = [model.linear1.register_forward_pre_hook(lambda m, a: seen.update(one=a[0].detach().reshape(-1, 6)))]
+    hooks.append(model.linear2.register_forward_pre_hook(lambda m, a: seen.update(two=a[0].detach().reshape(-1, 8))))
+    model(x, src_key_padding_mask=mask).sum().backward()
+    model.zero_grad()
+    for hook in hooks:
+        hook.remove()
+    rows = {"linear1.weight": seen["one"], "linear2.weight": seen["two"], "self_attn.in_proj_weight": x.reshape(-1, 6)}
+    plain = copy.deepcopy(model)
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    model(x, src_key_padding_mask=mask).square().sum().backward()
+    plain(x, src_key_padding_mask=mask).square().sum().backward()
+    if when == "step":
+        handle.step()
+    named = dict(plain.named_parameters())
+    for name, r in rows.items():
+        close(model.get_parameter(name).grad, named[name].grad @ conditioner(r))
+
+
+def test_attention_with_masks_and_other_sizes() -> None:
+    """Queries, keys and values of their own, kdim and vdim, a causal mask."""
+    layer = nn.MultiheadAttention(6, 2, kdim=4, vdim=5, batch_first=True).double()
+    q, k, v = (torch.randn(3, 4, n, dtype=torch.float64) for n in (6, 4, 5))
+    causal = torch.ones(4, 4).triu(1).bool()
+    plain = copy.deepcopy(layer)
+    isaac.attach(layer, damping=LAMBDA)
+    layer(q, k, v, attn_mask=causal, need_weights=False)[0].square().sum().backward()
+    plain(q, k, v, attn_mask=causal)[0].square().sum().backward()
+    for name, x in {"q_proj_weight": q, "k_proj_weight": k, "v_proj_weight": v}.items():
+        close(getattr(layer, name).grad, getattr(plain, name).grad @ conditioner(x))
+
+
+# Options.
+
+
+def test_a_stale_mask() -> None:
+    """A mask of another batch's shape matches no input: all rows count, and that is said."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), torch.randn(3, 4, 6, dtype=torch.float64)
+    handle = isaac.attach(layer, damping=LAMBDA)
+    handle.mask = torch.ones(2, 4).bool()
+    with pytest.warns(RuntimeWarning, match="no layer's input begins"):
+        layer(x).sum().backward()
+    close(layer.weight.grad, zeta_star(torch.ones(12, 4, dtype=torch.float64), x))
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_a_mask_changed_between_forward_and_backward(when: str) -> None:
+    """The mask of the forward pass is meant."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), torch.randn(3, 4, 6, dtype=torch.float64)
+    handle = isaac.attach(layer, damping=LAMBDA, when=when)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
+    handle.mask = mask
+    loss = (layer(x) * mask[..., None]).sum()
+    handle.mask = None
+    loss.backward()
+    if when == "step":
+        handle.step()
+    close(layer.weight.grad, zeta_star(torch.ones(7, 4, dtype=torch.float64), x[mask]))
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_a_mask_written_over_in_place(when: str) -> None:
+    """A user's mask buffer is refilled for the next batch before the backward pass of this one."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), torch.randn(3, 4, 6, dtype=torch.float64)
+    handle = isaac.attach(layer, damping=LAMBDA, when=when)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
+    kept = mask.clone()
+    handle.mask = mask
+    loss = (layer(x) * mask[..., None].double()).sum()
+    mask.fill_(True)
+    loss.backward()
+    if when == "step":
+        handle.step()
+    close(layer.weight.grad, zeta_star(torch.ones(7, 4, dtype=torch.float64), x[kept]))
+
+
+def test_max_rows_beyond_the_rows() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA, max_rows=50)
+    model(x).square().mean().backward()
+    reference(x).square().mean().backward()
+    same(model, reference)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+@pytest.mark.parametrize("frozen", [None, "weight", "bias"])
+def test_a_joint_bias(when: str, frozen: str | None) -> None:
+    """A frozen bias is no column; under a frozen weight the bias stays plain."""
+    layer, x = nn.Linear(6, 4).double(), batch()
+    if frozen:
+        getattr(layer, frozen).requires_grad_(False)
+    handle = isaac.attach(layer, damping=LAMBDA, bias="joint", when=when)
+    for part in x.split([2, 3]) if when == "step" else [x]:
+        layer(part).sum().backward()
+    if when == "step":
+        handle.step()
+    ones = torch.ones(5, 4, dtype=torch.float64)
+    joint = zeta_star(ones, torch.cat([x, ones[:, :1]], 1))
+    close(layer.weight.grad, {None: joint[:, :-1], "weight": None, "bias": zeta_star(ones, x)}[frozen])
+    close(layer.bias.grad, {None: joint[:, -1], "weight": ones.sum(0), "bias": None}[frozen])
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_keep_norm(when: str) -> None:
+    layer, x, ones = nn.Linear(6, 4, bias=False).double(), batch(), torch.ones(5, 4, dtype=torch.float64)
+    handle = isaac.attach(layer, damping=LAMBDA, keep_norm=True, when=when)
+    layer(x).sum().backward()
+    if when == "step":
+        handle.step()
+    z = zeta_star(ones, x)
+    close(layer.weight.grad, z * (ones.T @ x).norm() / z.norm())
+
+
+def test_keep_norm_of_two_uses() -> None:
+    """Siamese: each use's ζ* gets the norm of its plain gradient, or their sum that of the sum."""
+    layer, a, b = nn.Linear(6, 4, bias=False).double(), batch(), batch(7)
+    isaac.attach(layer, damping=LAMBDA, keep_norm=True)
+    (layer(a).sum() - layer(b).sum()).backward()
+    plain = [torch.ones(5, 4).double().T @ a, -torch.ones(7, 4).double().T @ b]
+    zetas = [zeta_star(torch.ones(5, 4).double(), a), -zeta_star(torch.ones(7, 4).double(), b)]
+    each = sum(z * p.norm() / z.norm() for z, p in zip(zetas, plain, strict=True))
+    close(layer.weight.grad, each)
+
+
+def test_nothing_given() -> None:
+    """λ is a tenth of the largest eigenvalue, at most 64 rows, the norm is kept."""
+    layer, ones = nn.Linear(6, 4, bias=False).double(), torch.ones(5, 4, dtype=torch.float64)
+    x = batch() + 3  # the largest eigenvalue stands out: its estimate is good to four digits
+    isaac.attach(layer)
+    layer(x).sum().backward()
+    z = zeta_star(ones, x, 0.1 * float(torch.linalg.eigvalsh(x.T @ x / 5)[-1]))
+    close(layer.weight.grad, z * (ones.T @ x).norm() / z.norm(), 1e-3)
+
+
+def test_inspecting_changes_nothing() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    handle = isaac.attach(model, damping=LAMBDA)
+    with handle.inspecting():
+        model(x).square().mean().backward()
+    reference(x).square().mean().backward()
+    same(model, reference)
+
+
+@pytest.mark.parametrize("curvature", ["empirical", "exact"])
+def test_zeta_with_accumulation(curvature: str) -> None:
+    """Two micro-batches by handle.backward: the sum of their ζ."""
+    layer, loss_fn = nn.Linear(6, 4, bias=False).double(), nn.CrossEntropyLoss()
+    handle = isaac.attach(layer, damping=LAMBDA, output_damping=0.2, output_curvature=curvature)
+    expected = torch.zeros(4, 6, dtype=torch.float64)
+    for rows in (5, 7):
+        x, y = batch(rows), torch.randint(4, (rows,))
+        output = layer(x)
+        handle.backward(loss_fn(output, y) / 2, output, loss_fn)
+        p = output.detach().softmax(1)
+        g = (p - F.one_hot(y, 4)) / rows
+        eye = torch.eye(4, dtype=torch.float64)
+        exact = torch.cat([p[:, [k]].sqrt() * (eye[k] - p) for k in range(4)])
+        bar = exact if curvature == "exact" else rows * g
+        left = 0.2 * torch.linalg.inv(bar.T @ bar / rows + 0.2 * eye)
+        expected += left @ zeta_star(g, x) / 2
+    close(layer.weight.grad, expected)
+
+
+def test_zeta_by_a_plain_backward_says_so() -> None:
+    layer = nn.Linear(6, 4, bias=False).double()
+    isaac.attach(layer, damping=LAMBDA, output_damping=0.2)
+    with pytest.raises(RuntimeError, match="handle.backward"):
+        layer(batch()).square().mean().backward()
+
+
+def test_isaacs_own_linear() -> None:
+    model, x = nn.Sequential(isaac.Linear(6, 7, LAMBDA), nn.Tanh(), isaac.Linear(7, 4, LAMBDA)).double(), batch()
+    plain = mlp()
+    plain.load_state_dict(model.state_dict())
+    reference, _ = dense(plain, "backward")
+    copy.deepcopy(model)(x).square().mean().backward()
+    for m in (model, reference):
+        checkpoint(m, x, use_reentrant=False).square().mean().backward()
+    same(model, reference)
+
+
+def test_an_ensemble_steps_as_separate_runs() -> None:
+    models, x, y = [mlp(), mlp()], batch(), torch.randint(4, (5,))
+    ensemble = isaac.Ensemble(copy.deepcopy(models), damping=[0.1, 0.7])
+    optimizer = torch.optim.SGD(ensemble.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = sum(F.cross_entropy(output, y) for output in ensemble(x))
+        loss.backward()
+        optimizer.step()
+    for model, twin, damping in zip(models, ensemble.separate(), (0.1, 0.7), strict=True):
+        isaac.attach(model, damping=damping)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        same_weights = zip(model.parameters(), twin.parameters(), strict=True)
+        for p, q in same_weights:
+            close(p, q)
+
+
+# Libraries, and models that are called in other ways.
+
+
+def rows_of(model: nn.Module, *names: str) -> dict[str, Tensor]:
+    """What these layers will have received, once the model was called."""
+    seen: dict[str, Tensor] = {}
+    for name in names:
+
+        def note(m: nn.Module, args: tuple[Tensor], name: str = name) -> None:
+            seen[name] = args[0].detach()
+
+        model.get_submodule(name).register_forward_pre_hook(note)
+    return seen
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
+def test_a_bert_with_padding(dtype: torch.dtype, when: str) -> None:
+    """The attention mask of the call says which rows count."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=10,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )
+    model = transformers.BertModel(config, add_pooling_layer=False).double()
+    plain = copy.deepcopy(model)
+    tokens, mask = torch.randint(11, (3, 5)), (torch.arange(5) < torch.tensor([5, 3, 2])[:, None]).to(dtype)
+    names = [name for name, m in plain.named_modules() if type(m) is nn.Linear]
+    seen = rows_of(plain, *names)
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    for m in (model, plain):
+        output = m(input_ids=tokens, attention_mask=mask).last_hidden_state
+        (output * mask[..., None]).square().sum().backward()
+    if when == "step":
+        handle.step()
+    assert len(names) == 6
+    for name in names:
+        expected = plain.get_submodule(name).weight.grad @ conditioner(seen[name][mask.bool()])
+        close(model.get_submodule(name).weight.grad, expected)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_a_gpt2_whose_mask_is_refilled_in_micro_batches(when: str) -> None:
+    """One mask buffer for all micro-batches, two graphs alive."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2, attn_pdrop=0.0)
+    config.resid_pdrop = config.embd_pdrop = 0.0
+    model = transformers.GPT2Model(config).double()
+    plain = copy.deepcopy(model)
+    name, mask = "h.0.mlp.c_fc", torch.zeros(2, 4).bool()
+    seen, kept = rows_of(plain, name), []
+    batches = [(torch.randint(11, (2, 4)), torch.arange(4) < torch.tensor(n)[:, None]) for n in ([4, 2], [3, 3])]
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    losses = []
+    for tokens, lengths in batches:
+        mask.copy_(lengths)
+        losses.append(model(input_ids=tokens, attention_mask=mask).last_hidden_state.square().sum())
+    sum(losses).backward()
+    if when == "step":
+        handle.step()
+    for tokens, lengths in batches:
+        plain.zero_grad()
+        plain(input_ids=tokens, attention_mask=lengths).last_hidden_state.square().sum().backward()
+        kept.append((plain.get_submodule(name).weight.grad.T.clone(), seen[name][lengths]))
+    if when == "step":
+        expected = sum(g for g, _ in kept) @ conditioner(torch.cat([a for _, a in kept]))
+    else:
+        expected = sum(g @ conditioner(a) for g, a in kept)
+    close(model.get_submodule(name).weight.grad.T, expected)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_lora_by_peft_merged_and_unmerged(when: str) -> None:
+    """Adapters are merged for an evaluation and unmerged again; A sees the inputs, B what A makes of them."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["0", "2"], r=2, init_lora_weights=False, lora_dropout=0.0)
+    model = peft.get_peft_model(mlp(), config).double()
+    x = batch()
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    model.merge_adapter()
+    with torch.no_grad():
+        model(x)
+    model.unmerge_adapter()
+    model(x).square().mean().backward()
+    if when == "step":
+        handle.step()
+    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    handle.detach()
+    model.zero_grad()
+    seen = rows_of(model, *[n.removesuffix(".weight") for n in found])
+    model(x).square().mean().backward()
+    assert len(found) == 4
+    for name, gradient in found.items():
+        plain = model.get_parameter(name).grad
+        close(gradient, plain @ conditioner(seen[name.removesuffix(".weight")]))
+
+
+def test_two_lora_adapters_switched() -> None:
+    """set_adapter in the loop: each adapter is conditioned when it is active."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["0"], r=2, init_lora_weights=False, lora_dropout=0.0)
+    model = peft.get_peft_model(mlp(), config)
+    model.add_adapter("second", config)
+    model, x = model.double(), batch()
+    handle = isaac.attach(model, damping=LAMBDA)
+    model.set_adapter("second")
+    model(x).square().mean().backward()
+    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    handle.detach()
+    model.zero_grad()
+    seen = rows_of(model, *[n.removesuffix(".weight") for n in found])
+    model(x).square().mean().backward()
+    assert len(found) == 2
+    for name, gradient in found.items():
+        close(gradient, model.get_parameter(name).grad @ conditioner(seen[name.removesuffix(".weight")]))
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_accelerates_hooks(moment: str) -> None:
+    """add_hook_to_module puts another forward into the layer, before or after attach."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    if moment == "before":
+        hooks.add_hook_to_module(model[0], hooks.ModelHook())
+    handle = isaac.attach(model, damping=LAMBDA)
+    if moment == "after":
+        hooks.add_hook_to_module(model[0], hooks.ModelHook())
+    model(x).square().mean().backward()
+    if "0" in handle.skipped:
+        pytest.skip("it is named as skipped")
+    reference(x).square().mean().backward()
+    same(model, reference)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_forward_of_the_users_own(moment: str) -> None:
+    """A layer's forward wrapped by hand: conditioned, or named."""
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    handle = None if moment == "before" else isaac.attach(model, damping=LAMBDA)
+    inner = model[0].forward
+    model[0].forward = lambda y: inner(y * 2) / 2
+    handle = handle or isaac.attach(model, damping=LAMBDA)
+    inside = reference[0].forward
+    reference[0].forward = lambda y: inside(y * 2) / 2
+    model(x).square().mean().backward()
+    if "0" in handle.skipped:
+        model[0].weight.grad = None
+        reference(x).square().mean().backward()
+        close(model[2].weight.grad, reference[2].weight.grad)
+        return
+    reference(x).square().mean().backward()
+    same(model, reference)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_a_tied_head_by_f_linear_is_noticed(when: str) -> None:
+    """The head uses the embedding's weight by F.linear, which nobody can see."""
+    embedding, layer = nn.Embedding(6, 4).double(), nn.Linear(4, 4).double()
+    model = nn.ModuleList([embedding, layer])
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    tokens = torch.tensor([0, 1, 1, 5])
+    with pytest.warns(RuntimeWarning):
+        F.linear(layer(embedding(tokens)), embedding.weight).square().mean().backward()
+        if when == "step":
+            handle.step()
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_a_second_use_by_f_linear(when: str) -> None:
+    """A layer is called once, and once its weight is used directly: that share stays plain, or it is said."""
+    layer, x, y = nn.Linear(6, 4, bias=False).double(), batch(), batch()
+    handle = isaac.attach(layer, damping=LAMBDA, when=when)
+    with pytest.warns(RuntimeWarning):
+        (layer(x) + F.linear(y, layer.weight)).sum().backward()
+        if when == "step":
+            handle.step()
+
+
+def test_weight_decay_in_the_loss() -> None:
+    """A penalty on the weight itself in the loss: ζ* of the data, and the penalty's gradient as it is."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    isaac.attach(layer, damping=LAMBDA)
+    (layer(x).sum() + 0.5 * layer.weight.square().sum()).backward()
+    close(layer.weight.grad, zeta_star(torch.ones(5, 4, dtype=torch.float64), x) + layer.weight)
+
+
+def test_weight_decay_in_the_loss_at_the_step() -> None:
+    """At the step `.grad` is conditioned as a whole, the penalty's part with it."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    handle = isaac.attach(layer, damping=LAMBDA, when="step")
+    (layer(x).sum() + 0.5 * layer.weight.square().sum()).backward()
+    handle.step()
+    close(layer.weight.grad, (torch.ones(5, 4, dtype=torch.float64).T @ x + layer.weight) @ conditioner(x))
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_one_encoder_in_two_models(when: str) -> None:
+    """Two heads on one encoder, attached one after the other: refused, or the encoder is conditioned once."""
+    encoder = nn.Linear(6, 5, bias=False).double()
+    first, second = (nn.Sequential(encoder, nn.Linear(5, 2, bias=False).double()) for _ in range(2))
+    isaac.attach(first, damping=LAMBDA, when=when)
+    with pytest.raises(ValueError, match="attached"):
+        isaac.attach(second, damping=LAMBDA, when=when)
+
+
+def test_compiled_in_parts() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA)
+    model[0] = torch.compile(model[0], backend="aot_eager")
+    for m in (model, reference):
+        m(x).square().mean().backward()
+    same(model, reference)
+
+
+def test_compiled_before_attach() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(x)
+    isaac.attach(model, damping=LAMBDA)
+    for m in (compiled, reference):
+        m(x).square().mean().backward()
+    same(model, reference)
+
+
+def test_compiled_and_detached() -> None:
+    model, x = mlp(), batch()
+    plain = copy.deepcopy(model)
+    handle = isaac.attach(model, damping=LAMBDA)
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(x).square().mean().backward()
+    handle.detach()
+    model.zero_grad()
+    for m in (compiled, plain):
+        m(x).square().mean().backward()
+    same(model, plain)
+
+
+def test_data_parallel_without_devices() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA)
+    nn.DataParallel(model)(x).square().mean().backward()
+    reference(x).square().mean().backward()
+    same(model, reference)
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_swapped_parameters(when: str) -> None:
+    """Conversion by torch.utils.swap_tensors."""
+    model, x = mlp().float(), batch()
+    reference, _ = dense(copy.deepcopy(model).double(), "backward")
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    for m in (model, reference):
+        m(x).square().mean().backward()
+    if when == "step":
+        handle.step()
+    same(model, reference)
+
+
+def test_averaged_models() -> None:
+    model, x = mlp(), batch()
+    reference, _ = dense(model, "backward")
+    isaac.attach(model, damping=LAMBDA)
+    averages = []
+    for m in (model, reference):
+        average = torch.optim.swa_utils.AveragedModel(m, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            m(x).square().mean().backward()
+            optimizer.step()
+            average.update_parameters(m)
+        averages.append(average)
+        average.module(x).square().mean().backward()
+    same(model, reference)
+    same(averages[0].module, averages[1].module)
+
+
+def test_stateless_call_with_other_shapes_of_batch() -> None:
+    """An ensemble of heads evaluated by functional_call, gradients by backward into the stacked weights."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    stacked = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
+    isaac.attach(layer, damping=LAMBDA)
+    for i in range(3):
+        torch.func.functional_call(layer, {"weight": stacked[i]}, (x[: i + 2],)).sum().backward()
+    for i in range(3):
+        close(stacked.grad[i], zeta_star(torch.ones(i + 2, 4, dtype=torch.float64), x[: i + 2]))
+
+
+def test_functional_call_at_the_step_is_noticed() -> None:
+    """No parameter of the layer receives a gradient, so that there is nothing to condition at the step."""
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    weight = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    handle = isaac.attach(layer, damping=LAMBDA, when="step")
+    with pytest.warns(RuntimeWarning):
+        torch.func.functional_call(layer, {"weight": weight}, (x,)).sum().backward()
+        handle.step()
+
+
+def test_inputs_made_in_inference_mode() -> None:
+    """A frozen backbone in inference_mode feeds the head; torch wants a clone, then all is as usual."""
+    model = mlp()
+    reference, _ = dense(model, "backward")
+    with torch.inference_mode():
+        x = batch().tanh()
+    x = x.clone()
+    isaac.attach(model, damping=LAMBDA)
+    for m in (model, reference):
+        m(x).square().mean().backward()
+    same(model, reference)
+
+
+def test_an_input_written_over_raises_as_torch_does() -> None:
+    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+    isaac.attach(layer, damping=LAMBDA)
+    loss = layer(x).sum()
+    x.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_complex_layers_are_refused_or_hermitian() -> None:
+    layer, x = nn.Linear(6, 4, bias=False, dtype=torch.cdouble), torch.randn(5, 6, dtype=torch.cdouble)
+    plain = copy.deepcopy(layer)
+    isaac.attach(layer, damping=LAMBDA)
+    try:
+        layer(x).abs().square().sum().backward()
+    except (RuntimeError, TypeError, ValueError) as error:
+        assert "complex" in str(error).lower()
+        return
+    plain(x).abs().square().sum().backward()
+    right = torch.linalg.inv(torch.eye(6, dtype=x.dtype) + x.mT @ x.conj() / (5 * LAMBDA))
+    error = (layer.weight.grad - plain.weight.grad @ right.conj().mT).norm() / plain.weight.grad.norm()
+    other = (layer.weight.grad - plain.weight.grad @ right.mT).norm() / plain.weight.grad.norm()
+    assert min(error, other) < 1e-6
+
+
+@pytest.mark.parametrize("when", ["backward", "step"])
+def test_double_inputs_of_a_float_layer_under_autocast_off(when: str) -> None:
+    """Large inputs, small damping, float32: near the definition in float64 nevertheless."""
+    layer, x = nn.Linear(6, 4, bias=False), batch() * 100 + 50
+    handle = isaac.attach(layer, damping=0.01, when=when)
+    layer(x.float()).sum().backward()
+    if when == "step":
+        handle.step()
+    close(layer.weight.grad, zeta_star(torch.ones(5, 4, dtype=torch.float64), x.float().double(), 0.01), 1e-2)
+
+
+def test_lightnings_manual_optimization() -> None:
+    """Two optimizers stepped by hand, when="step", against a loop."""
+    pl = pytest.importorskip("lightning.pytorch")
+    from isaac_newton.integrations.lightning import IsaacCallback
+
+    class Model(pl.LightningModule):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net, self.automatic_optimization = net, False
+
+        def training_step(self, x: Tensor, index: int) -> None:
+            self.manual_backward(self.net(x).square().mean())
+            first, second = self.optimizers()
+            first.step()
+            first.zero_grad()
+            if index % 2:
+                second.step()
+                second.zero_grad()
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [torch.optim.SGD(self.net[i].parameters(), lr=0.1) for i in (0, 2)]
+
+    net, data = mlp(), [batch(3), batch(4), batch(5), batch(6)]
+    reference, bind = dense(net, "step")
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = pl.Trainer(
+            max_epochs=1, accelerator="cpu", callbacks=[IsaacCallback(damping=LAMBDA, when="step")], **quiet
+        )
+        trainer.fit(Model(net), torch.utils.data.DataLoader(data, batch_size=None))
+    first, second = (bind(torch.optim.SGD(reference[i].parameters(), lr=0.1)) for i in (0, 2))
+    for i, x in enumerate(data):
+        reference(x).square().mean().backward()
+        first.step()
+        first.zero_grad()
+        if i % 2:
+            second.step()
+            second.zero_grad()
+    for p, q in zip(net.parameters(), reference.parameters(), strict=True):
+        close(p, q)

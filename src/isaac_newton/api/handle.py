@@ -108,7 +108,8 @@ class Handle:
         """Which positions count: a boolean tensor (samples, length), such as an attention mask; None for all.
 
         Set it before the forward pass. Layers whose inputs have these leading dimensions leave the other positions out of their
-        conditioner, so that padding neither dilutes the curvature nor counts as rows. It holds until it is set again.
+        conditioner, so that padding neither dilutes the curvature nor counts as rows. It holds until it is set again;
+        what is written into the tensor afterwards does not count.
 
         Models that are called with an `attention_mask` (those of Hugging Face) need no mask set: theirs is taken from each
         call, while None is set here.
@@ -127,7 +128,7 @@ class Handle:
                 "that are added to attention scores have: give (mask == 0)"
             )
         run = self._run
-        run.set_mask = run.mask = None if value is None else value.bool()
+        run.set_mask = run.mask = None if value is None else value.to(torch.bool, copy=True)
         run.mask_met, run.mask_missed = False, None
         if run.mask is not None and run.mask.device.type == "cpu":
             _warn_if_inverted(run.mask)
