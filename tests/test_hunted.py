@@ -2069,10 +2069,10 @@ def test_accelerates_hooks(moment: str) -> None:
     if moment == "after":
         hooks.add_hook_to_module(model[0], hooks.ModelHook())
     model(x).square().mean().backward()
-    if "0" in handle.skipped:
-        pytest.skip("it is named as skipped")
     reference(x).square().mean().backward()
-    same(model, reference)
+    close(model[2].weight.grad, reference[2].weight.grad)
+    if "0" not in handle.skipped:  # which names it, and why
+        same(model, reference)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -2096,28 +2096,23 @@ def test_a_forward_of_the_users_own(moment: str) -> None:
     same(model, reference)
 
 
-@pytest.mark.parametrize("when", ["backward", "step"])
-def test_a_tied_head_by_f_linear_is_noticed(when: str) -> None:
-    """The head uses the embedding's weight by F.linear, which nobody can see."""
-    embedding, layer = nn.Embedding(6, 4).double(), nn.Linear(4, 4).double()
-    model = nn.ModuleList([embedding, layer])
-    handle = isaac.attach(model, damping=LAMBDA, when=when)
-    tokens = torch.tensor([0, 1, 1, 5])
-    with pytest.warns(RuntimeWarning):
-        F.linear(layer(embedding(tokens)), embedding.weight).square().mean().backward()
-        if when == "step":
-            handle.step()
+def test_a_tied_head_by_f_linear() -> None:
+    """The head uses the embedding's weight without a layer: that share is plain, the embedding's is ζ*."""
+    embedding, tokens, x = nn.Embedding(6, 4).double(), torch.tensor([0, 1, 1, 5]), batch(4, 4)
+    isaac.attach(embedding, damping=LAMBDA)
+    (embedding(tokens).sum() + F.linear(x, embedding.weight).sum()).backward()
+    counts = torch.bincount(tokens, minlength=6).double()
+    expected = (counts / (1 + counts / (4 * LAMBDA)))[:, None] + torch.ones(4, 6, dtype=torch.float64).T @ x
+    close(embedding.weight.grad, expected)
 
 
-@pytest.mark.parametrize("when", ["backward", "step"])
-def test_a_second_use_by_f_linear(when: str) -> None:
-    """A layer is called once, and once its weight is used directly: that share stays plain, or it is said."""
+def test_a_second_use_by_f_linear_at_the_step() -> None:
+    """`.grad` is conditioned as a whole, by the rows of the layer's own uses."""
     layer, x, y = nn.Linear(6, 4, bias=False).double(), batch(), batch()
-    handle = isaac.attach(layer, damping=LAMBDA, when=when)
-    with pytest.warns(RuntimeWarning):
-        (layer(x) + F.linear(y, layer.weight)).sum().backward()
-        if when == "step":
-            handle.step()
+    handle = isaac.attach(layer, damping=LAMBDA, when="step")
+    (layer(x) + F.linear(y, layer.weight)).sum().backward()
+    handle.step()
+    close(layer.weight.grad, torch.ones(5, 4, dtype=torch.float64).T @ (x + y) @ conditioner(x))
 
 
 def test_weight_decay_in_the_loss() -> None:
@@ -2147,6 +2142,7 @@ def test_one_encoder_in_two_models(when: str) -> None:
         isaac.attach(second, damping=LAMBDA, when=when)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
 def test_compiled_in_parts() -> None:
     model, x = mlp(), batch()
     reference, _ = dense(model, "backward")
@@ -2157,6 +2153,7 @@ def test_compiled_in_parts() -> None:
     same(model, reference)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
 def test_compiled_before_attach() -> None:
     model, x = mlp(), batch()
     reference, _ = dense(model, "backward")
@@ -2168,6 +2165,7 @@ def test_compiled_before_attach() -> None:
     same(model, reference)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
 def test_compiled_and_detached() -> None:
     model, x = mlp(), batch()
     plain = copy.deepcopy(model)
@@ -2238,14 +2236,39 @@ def test_stateless_call_with_other_shapes_of_batch() -> None:
         close(stacked.grad[i], zeta_star(torch.ones(i + 2, 4, dtype=torch.float64), x[: i + 2]))
 
 
-def test_functional_call_at_the_step_is_noticed() -> None:
-    """No parameter of the layer receives a gradient, so that there is nothing to condition at the step."""
-    layer, x = nn.Linear(6, 4, bias=False).double(), batch()
+def test_functional_call_at_the_step_is_refused() -> None:
+    """The tensor that receives the gradient is none of the model's parameters: nothing to condition at the step."""
+    layer = nn.Linear(6, 4, bias=False).double()
     weight = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
-    handle = isaac.attach(layer, damping=LAMBDA, when="step")
-    with pytest.warns(RuntimeWarning):
+    isaac.attach(layer, damping=LAMBDA, when="step")
+    with pytest.raises(RuntimeError, match="neither a parameter nor some rows of one"):
+        torch.func.functional_call(layer, {"weight": weight}, (batch(),)).sum().backward()
+
+
+@pytest.mark.xfail(strict=True, reason="a Parameter of another module, lent by functional_call, stays plain without a word")
+def test_functional_call_with_parameters_at_the_step_says_so() -> None:
+    """The same with the parameters of another model: an error, a warning, or ζ*."""
+    layer = nn.Linear(6, 4, bias=False).double()
+    weight = nn.Parameter(torch.randn(4, 6, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    isaac.attach(layer, damping=LAMBDA, when="step").bind(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        x = batch()
         torch.func.functional_call(layer, {"weight": weight}, (x,)).sum().backward()
-        handle.step()
+        optimizer.step()
+    close(weight.grad, zeta_star(torch.ones(5, 4, dtype=torch.float64), x))
+
+
+def test_first_order_maml_at_the_step() -> None:
+    """The fast weights pass their gradient on to the parameters, whose conditioner has the rows of the query."""
+    layer, support, query = nn.Linear(6, 4, bias=False).double(), batch(), batch(7)
+    handle = isaac.attach(layer, damping=LAMBDA, when="step")
+    (inner,) = torch.autograd.grad(layer(support).square().mean(), layer.weight)
+    fast = {"weight": layer.weight - 0.1 * inner}
+    torch.func.functional_call(layer, fast, (query,)).sum().backward()
+    handle.step()
+    close(layer.weight.grad, zeta_star(torch.ones(7, 4, dtype=torch.float64), query))
 
 
 def test_inputs_made_in_inference_mode() -> None:
@@ -2270,24 +2293,13 @@ def test_an_input_written_over_raises_as_torch_does() -> None:
         loss.backward()
 
 
-def test_complex_layers_are_refused_or_hermitian() -> None:
-    layer, x = nn.Linear(6, 4, bias=False, dtype=torch.cdouble), torch.randn(5, 6, dtype=torch.cdouble)
-    plain = copy.deepcopy(layer)
-    isaac.attach(layer, damping=LAMBDA)
-    try:
-        layer(x).abs().square().sum().backward()
-    except (RuntimeError, TypeError, ValueError) as error:
-        assert "complex" in str(error).lower()
-        return
-    plain(x).abs().square().sum().backward()
-    right = torch.linalg.inv(torch.eye(6, dtype=x.dtype) + x.mT @ x.conj() / (5 * LAMBDA))
-    error = (layer.weight.grad - plain.weight.grad @ right.conj().mT).norm() / plain.weight.grad.norm()
-    other = (layer.weight.grad - plain.weight.grad @ right.mT).norm() / plain.weight.grad.norm()
-    assert min(error, other) < 1e-6
+def test_complex_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="complex"):
+        isaac.attach(nn.Linear(6, 4, dtype=torch.cdouble), damping=LAMBDA)
 
 
 @pytest.mark.parametrize("when", ["backward", "step"])
-def test_double_inputs_of_a_float_layer_under_autocast_off(when: str) -> None:
+def test_large_inputs_in_float32(when: str) -> None:
     """Large inputs, small damping, float32: near the definition in float64 nevertheless."""
     layer, x = nn.Linear(6, 4, bias=False), batch() * 100 + 50
     handle = isaac.attach(layer, damping=0.01, when=when)
