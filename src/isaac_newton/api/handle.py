@@ -227,6 +227,14 @@ class Handle:
         for each in steppers(optimizer):
             if any(bound is each for bound, _ in self._bound):
                 raise ValueError("this optimizer is already bound to this handle")
+            ours = set(self._model.parameters())
+            if not any(p in ours for group in each.param_groups for p in group["params"]):
+                warnings.warn(
+                    "this optimizer holds no parameter of the model, so that its steps condition nothing: bind the optimizer "
+                    "of the model's own parameters; where it has copies of them, call handle.step() before copying gradients",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             self._bound.append((each, each.register_step_pre_hook(self._before_step)))
         self._run.bound = True
         return self
