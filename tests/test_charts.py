@@ -156,9 +156,9 @@ def test_the_page_has_the_same_hues() -> None:
 
 def test_a_race_looks_the_same_on_the_page_and_in_the_picture() -> None:
     """One figure, so one colouring; and each optimizer the hue that it has with ISAAC."""
-    from isaac_lab.race.draw import figure
-    from isaac_lab.race.standings import summarize
     from isaac_lab.record import Store
+    from isaac_lab.studies.race.draw import figure
+    from isaac_lab.studies.race.standings import summarize
 
     summary = summarize(Store(ROOT / "results/race/mnist-mlp/quick"))
     found = {method.label: method for method in figure(summary).methods}

@@ -17,9 +17,9 @@ from isaac_lab.claims.checks import FIG1, GRIDS, behind, panels, unstable
 from isaac_lab.claims.curve_checks import figure2
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict
 from isaac_lab.commands.claims import claims
-from isaac_lab.experiments import EXPERIMENTS, recipe
-from isaac_lab.experiments.recipe import SCALES, Group, Outcome
 from isaac_lab.record import Record, Store
+from isaac_lab.studies.paper import EXPERIMENTS, recipe
+from isaac_lab.studies.paper.recipe import SCALES, Group, Outcome
 from isaac_lab.study import settle
 from isaac_lab.trial import Trial
 

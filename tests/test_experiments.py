@@ -17,11 +17,11 @@ import fabricate
 from isaac_lab.cli import app as whole
 from isaac_lab.commands import reproduce as command
 from isaac_lab.commands.reproduce import reproduce
-from isaac_lab.experiments import EXPERIMENTS, fig5, recipe
-from isaac_lab.experiments.folder import view
-from isaac_lab.experiments.grids import losses
-from isaac_lab.experiments.recipe import DECADES, RATES, SCALES, Experiment, Panel
 from isaac_lab.record import Store
+from isaac_lab.studies.paper import EXPERIMENTS, fig5, recipe
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.grids import losses
+from isaac_lab.studies.paper.recipe import DECADES, RATES, SCALES, Experiment, Panel
 from isaac_lab.study import resolve
 from isaac_lab.trial import Trial, TrialError
 

@@ -22,12 +22,13 @@ from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.data import images
 from isaac_lab.executors import Call
-from isaac_lab.experiments import EXPERIMENTS, fig6
-from isaac_lab.experiments.fig6 import BUDGETS, METHODS, SETTINGS, Cell
-from isaac_lab.experiments.folder import Means, view
-from isaac_lab.experiments.recipe import SCALES
 from isaac_lab.models import ResNet18
 from isaac_lab.record import Record, Store
+from isaac_lab.studies.calls import Means
+from isaac_lab.studies.paper import EXPERIMENTS, fig6
+from isaac_lab.studies.paper.fig6 import BUDGETS, METHODS, SETTINGS, Cell
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.recipe import SCALES
 from isaac_lab.study import resolve
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial

@@ -10,11 +10,11 @@ import pytest
 
 from isaac_lab.claims import ledger
 from isaac_lab.claims.evidence import Evidence
-from isaac_lab.experiments import EXPERIMENTS, fig6, finetuning, tab1
-from isaac_lab.experiments.folder import view
-from isaac_lab.experiments.recipe import SCALES, final_loss
-from isaac_lab.race import headline, standings, tables
 from isaac_lab.record import Record, Store
+from isaac_lab.studies.paper import EXPERIMENTS, fig6, finetuning, tab1
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.recipe import SCALES, final_loss
+from isaac_lab.studies.race import headline, standings, tables
 from isaac_lab.study import resolve
 
 ROOT = Path(__file__).parent.parent

@@ -30,7 +30,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
 
 
 @pytest.mark.parametrize("one", ["study", "record", "training", "networks", "executors", "trial"])
-@pytest.mark.parametrize("study", ["experiments", "race.runner"])
+@pytest.mark.parametrize("study", ["studies.paper", "studies.race.runner"])
 def test_without_the_one_loop_store_or_resolve_there_is_no_study(one: str, study: str) -> None:
     program = f"import sys; sys.modules['isaac_lab.{one}'] = None; import isaac_lab.{study}"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -20,9 +20,6 @@ from isaac_lab import words
 from isaac_lab.charts import lines
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.report import report
-from isaac_lab.experiments import EXPERIMENTS
-from isaac_lab.experiments.folder import view
-from isaac_lab.experiments.recipe import SCALES
 from isaac_lab.page import build as building
 from isaac_lab.page import headline, promises
 from isaac_lab.page import race as race_page
@@ -30,8 +27,11 @@ from isaac_lab.page.parts import Figure, Heading, Section, Source, Table, Tiles
 from isaac_lab.page.race import section as race_section
 from isaac_lab.page.race import summaries
 from isaac_lab.page.render import page as render
-from isaac_lab.race.standings import summarize
 from isaac_lab.record import FORMAT, Store, StoreError
+from isaac_lab.studies.paper import EXPERIMENTS
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.recipe import SCALES
+from isaac_lab.studies.race.standings import summarize
 
 pytest.importorskip("vl_convert", reason="the extra [report] is not installed")
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import isaac_newton
-from isaac_lab.experiments import EXPERIMENTS
-from isaac_lab.experiments.folder import view
-from isaac_lab.experiments.recipe import SCALES
 from isaac_lab.page import build
-from isaac_lab.race import ends as ends_of
-from isaac_lab.race.headline import summaries
 from isaac_lab.significance import contrast
+from isaac_lab.studies.paper import EXPERIMENTS
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.recipe import SCALES
+from isaac_lab.studies.race import ends as ends_of
+from isaac_lab.studies.race.headline import summaries
 
 ROOT = Path(__file__).parent.parent
 INTEGRITY = ROOT / "docs" / "integrity.md"

@@ -19,14 +19,14 @@ from isaac_lab import executors, methods
 from isaac_lab import method as known_methods
 from isaac_lab.commands.race import race as command_of_the_race
 from isaac_lab.data.files import DataError
-from isaac_lab.experiments.folder import Means
 from isaac_lab.lines import encode
 from isaac_lab.page import race as page
 from isaac_lab.progress import Display
-from isaac_lab.race import headline, runner, standings, tables, tuning
-from isaac_lab.race.course import COURSES, SCALES, Course, Range, Scale
-from isaac_lab.race.entrants import Entrant, arm, entrants, length
 from isaac_lab.record import Record, Store, StoreError
+from isaac_lab.studies.calls import Means
+from isaac_lab.studies.race import headline, runner, standings, tables, tuning
+from isaac_lab.studies.race.course import COURSES, SCALES, Course, Range, Scale
+from isaac_lab.studies.race.entrants import Entrant, arm, entrants, length
 from isaac_lab.study import resolve
 from isaac_lab.trial import Trial
 

@@ -22,12 +22,13 @@ from isaac_lab.claims import bert as claims_bert
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.cli import app
 from isaac_lab.data import text
-from isaac_lab.experiments import EXPERIMENTS, finetuning, runner, tab1
-from isaac_lab.experiments.finetuning import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Plan, Run, grid
-from isaac_lab.experiments.folder import Means, view
-from isaac_lab.experiments.recipe import SCALES
 from isaac_lab.progress import Display
 from isaac_lab.record import Store, StoreError
+from isaac_lab.studies.calls import Means
+from isaac_lab.studies.paper import EXPERIMENTS, finetuning, runner, tab1
+from isaac_lab.studies.paper.finetuning import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Plan, Run, grid
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.recipe import SCALES
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import _load as loaded

@@ -18,8 +18,8 @@ from isaac_lab.commands.training import DeviceChoice, Minutes, check_writable, c
 
 # torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
-    from isaac_lab.race.course import Course
-    from isaac_lab.race.runner import Request
+    from isaac_lab.studies.race.course import Course
+    from isaac_lab.studies.race.runner import Request
 
 __all__ = ["race"]
 
@@ -70,9 +70,9 @@ def race(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.executors import Call
-        from isaac_lab.experiments.folder import Means
-        from isaac_lab.race import headline, runner
-        from isaac_lab.race.course import COURSES, SCALES
+        from isaac_lab.studies.calls import Means
+        from isaac_lab.studies.race import headline, runner
+        from isaac_lab.studies.race.course import COURSES, SCALES
         from isaac_lab.workloads import glue
     if workload == "list":
         _list(console)
@@ -113,7 +113,7 @@ def race(
 
 def _perform(chosen: "Sequence[Course]", request: "Request", console: Console, *, draw_only: bool, alone: bool) -> list[Path]:
     from isaac_lab.progress import display
-    from isaac_lab.race import runner
+    from isaac_lab.studies.race import runner
 
     if draw_only:
         return _redraw(chosen, request, console, alone=alone)
@@ -125,7 +125,7 @@ def _perform(chosen: "Sequence[Course]", request: "Request", console: Console, *
 
 
 def _redraw(chosen: "Sequence[Course]", request: "Request", console: Console, *, alone: bool) -> list[Path]:
-    from isaac_lab.race import runner
+    from isaac_lab.studies.race import runner
 
     folders = []
     for course in chosen:
@@ -141,8 +141,8 @@ def _redraw(chosen: "Sequence[Course]", request: "Request", console: Console, *,
 
 
 def _list(console: Console) -> None:
-    from isaac_lab.race.course import COURSES
-    from isaac_lab.race.entrants import entrants
+    from isaac_lab.studies.race.course import COURSES
+    from isaac_lab.studies.race.entrants import entrants
 
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("Workload", "Length of a run: smoke, quick, full", "Methods"):
@@ -163,8 +163,8 @@ def _list(console: Console) -> None:
 
 
 def _report(folder: Path, console: Console) -> None:
-    from isaac_lab.race import standings, tables
     from isaac_lab.record import Store
+    from isaac_lab.studies.race import standings, tables
 
     summary = standings.summarize(Store(folder))
     console.print(f"\n{summary['title']}, scale {summary['scale']}", markup=False, highlight=False, style="bold")
@@ -184,7 +184,7 @@ def _report(folder: Path, console: Console) -> None:
 
 def _table(summary: Mapping[str, Any]) -> Table:
     """Two lines for each method: what it reached, and below how far its seeds differ."""
-    from isaac_lab.race import tables
+    from isaac_lab.studies.race import tables
 
     target = (
         "no target" if summary["target"] is None else f"the target, {summary['quantity_title'].lower()} {summary['target']:.3g}"

@@ -18,10 +18,10 @@ from isaac_lab.commands.training import DeviceChoice, Minutes, check_writable, c
 
 # torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
-    from isaac_lab.experiments.folder import View
-    from isaac_lab.experiments.recipe import Experiment, Outcome
-    from isaac_lab.experiments.runner import Request
     from isaac_lab.record import Record
+    from isaac_lab.studies.paper.folder import View
+    from isaac_lab.studies.paper.recipe import Experiment, Outcome
+    from isaac_lab.studies.paper.runner import Request
 
 __all__ = ["reproduce"]
 
@@ -82,9 +82,9 @@ def reproduce(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.executors import Call
-        from isaac_lab.experiments import EXPERIMENTS
-        from isaac_lab.experiments.folder import Means
-        from isaac_lab.experiments.runner import Request
+        from isaac_lab.studies.calls import Means
+        from isaac_lab.studies.paper import EXPERIMENTS
+        from isaac_lab.studies.paper.runner import Request
     if id == "list":
         console.print(_list(EXPERIMENTS.values()))
         return
@@ -129,8 +129,8 @@ def reproduce(
 
 
 def _perform(experiment: "Experiment", request: "Request", console: Console, *, draw_only: bool) -> None:
-    from isaac_lab.experiments import runner
     from isaac_lab.progress import display
+    from isaac_lab.studies.paper import runner
 
     started = time.perf_counter()
     call = request.means.call
@@ -173,7 +173,7 @@ def _list(experiments: Iterable["Experiment"]) -> Table:
 
 
 def _report(view: "View", console: Console, *, seconds: float) -> None:
-    from isaac_lab.experiments.words import setting
+    from isaac_lab.studies.paper.words import setting
 
     console.print(f"\n{view.experiment.name}: {view.experiment.shows}", markup=False, highlight=False)
     if view.outcomes:
@@ -234,7 +234,7 @@ def _table(view: "View") -> Table:
 
 
 def _row(outcome: "Outcome", name: str, with_accuracy: bool) -> list[str]:
-    from isaac_lab.experiments.recipe import final_loss
+    from isaac_lab.studies.paper.recipe import final_loss
 
     records, rate = outcome.records[name], outcome.rates[name]
     if not records or rate is None:

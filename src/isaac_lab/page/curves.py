@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from isaac_lab.charts.lines import ONE_SEED, Line
 from isaac_lab.claims.evidence import Evidence
-from isaac_lab.experiments import EXPERIMENTS, fig2, fig5, figa1
-from isaac_lab.experiments.curves import QUANTITIES, TITLES, Style, over_seeds
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Outcome
-from isaac_lab.experiments.words import setting
 from isaac_lab.page.origins import of_view
 from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row, Section, Table, identifier
+from isaac_lab.studies.paper import EXPERIMENTS, fig2, fig5, figA1
+from isaac_lab.studies.paper.curves import QUANTITIES, TITLES, Style, over_seeds
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Outcome
+from isaac_lab.studies.paper.words import setting
 from isaac_lab.words import number, percent
 
 __all__ = ["section"]
@@ -20,7 +20,7 @@ SCALES = ("paper", "quick")
 FIGURES: Mapping[str, tuple[Mapping[str, Style], tuple[str, ...]]] = {
     "fig2": (fig2.STYLES, ("train_loss", "test_loss")),
     "fig5": (fig5.STYLES, ("train_loss", "test_loss", "test_accuracy")),
-    "figA1": (figa1.STYLES, ("train_loss", "test_loss")),
+    "figA1": (figA1.STYLES, ("train_loss", "test_loss")),
     "figA2": (fig5.STYLES, ("test_accuracy", "train_loss", "test_loss")),
 }
 

@@ -3,12 +3,12 @@
 import math
 
 from isaac_lab.claims.evidence import Evidence
-from isaac_lab.experiments import EXPERIMENTS
-from isaac_lab.experiments.grids import cells
-from isaac_lab.experiments.recipe import Outcome
-from isaac_lab.experiments.words import setting
 from isaac_lab.page.origins import of_view
 from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row, Section, Table, identifier
+from isaac_lab.studies.paper import EXPERIMENTS
+from isaac_lab.studies.paper.grids import cells
+from isaac_lab.studies.paper.recipe import Outcome
+from isaac_lab.studies.paper.words import setting
 from isaac_lab.words import number, percent
 
 __all__ = ["section"]

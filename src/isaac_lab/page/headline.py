@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from isaac_lab.bench.published import PAPER
 from isaac_lab.claims.evidence import Evidence, Verdict
-from isaac_lab.experiments.grids import losses
-from isaac_lab.experiments.recipe import Outcome
-from isaac_lab.experiments.words import data_of
 from isaac_lab.page.parts import Section, Source, Tile, Tiles
 from isaac_lab.page.summaries import Summary, checked
-from isaac_lab.race.ends import lowest, pairs
+from isaac_lab.studies.paper.grids import losses
+from isaac_lab.studies.paper.recipe import Outcome
+from isaac_lab.studies.paper.words import data_of
+from isaac_lab.studies.race.ends import lowest, pairs
 from isaac_lab.words import number, times
 
 __all__ = ["section"]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from isaac_lab.claims import Claim
 from isaac_lab.claims.evidence import Finding, Verdict
-from isaac_lab.experiments import EXPERIMENTS
 from isaac_lab.page.parts import Item, Ledger, Section, Source
+from isaac_lab.studies.paper import EXPERIMENTS
 
 __all__ = ["counts", "section"]
 

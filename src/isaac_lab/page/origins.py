@@ -1,7 +1,7 @@
 """Where the numbers of a reproduction come from."""
 
-from isaac_lab.experiments.folder import View
 from isaac_lab.page.parts import Source
+from isaac_lab.studies.paper.folder import View
 
 __all__ = ["of_view"]
 

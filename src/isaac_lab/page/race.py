@@ -7,10 +7,10 @@ from typing import Any
 
 from isaac_lab.page.parts import Block, Figure, Heading, Missing, Paragraph, Row, Section, Table, identifier
 from isaac_lab.page.summaries import Summary, checked, find
-from isaac_lab.race.draw import figure
-from isaac_lab.race.ends import lowest, pairs
-from isaac_lab.race.standings import summarize
 from isaac_lab.record import Store
+from isaac_lab.studies.race.draw import figure
+from isaac_lab.studies.race.ends import lowest, pairs
+from isaac_lab.studies.race.standings import summarize
 from isaac_lab.words import number, percent, spread, times
 
 __all__ = ["section", "summaries"]

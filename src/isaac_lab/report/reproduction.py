@@ -9,11 +9,11 @@ from typing import Any
 from isaac_lab.charts.draw import draw
 from isaac_lab.claims import Claim
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict
-from isaac_lab.experiments import EXPERIMENTS
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Outcome
-from isaac_lab.experiments.words import data_of, setting
 from isaac_lab.report.tables import table
+from isaac_lab.studies.paper import EXPERIMENTS
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment, Outcome
+from isaac_lab.studies.paper.words import data_of, setting
 
 __all__ = ["blocks"]
 

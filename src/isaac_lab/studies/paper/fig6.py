@@ -14,13 +14,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 from isaac_lab import times
-from isaac_lab.experiments.folder import View, calling, trainer
-from isaac_lab.experiments.images import BUDGETS, CHANCE, LARGER, METHODS, SETTINGS, Budget, Cell, arms
-from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.record import Record, StoreError
 from isaac_lab.records import write_whole
 from isaac_lab.report.figures import courses
 from isaac_lab.significance import against
+from isaac_lab.studies.calls import calling, trainer
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.images import BUDGETS, CHANCE, LARGER, METHODS, SETTINGS, Budget, Cell, arms
+from isaac_lab.studies.paper.recipe import Experiment
 from isaac_lab.study import Arm, Result, resolve, settle
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load

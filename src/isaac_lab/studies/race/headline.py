@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from isaac_lab.charts.draw import draw
-from isaac_lab.race.course import COURSES
-from isaac_lab.race.draw import figure
-from isaac_lab.race.ends import lowest, pairs
-from isaac_lab.race.standings import summarize
-from isaac_lab.race.tables import markdown
 from isaac_lab.record import Store
 from isaac_lab.report import docs
 from isaac_lab.report.docs import DocsError as PageError
+from isaac_lab.studies.race.course import COURSES
+from isaac_lab.studies.race.draw import figure
+from isaac_lab.studies.race.ends import lowest, pairs
+from isaac_lab.studies.race.standings import summarize
+from isaac_lab.studies.race.tables import markdown
 
 __all__ = ["PageError", "fill", "headline", "marks", "sections", "summaries"]
 

@@ -9,11 +9,11 @@ from statistics import fmean
 from isaac_lab.charts import heat
 from isaac_lab.charts.figure import Figure, identifier
 from isaac_lab.charts.heat import NAMES
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Outcome
-from isaac_lab.experiments.words import setting
 from isaac_lab.record import Record
 from isaac_lab.records import write_whole
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Outcome
+from isaac_lab.studies.paper.words import setting
 
 __all__ = ["NAMES", "accuracies", "cells", "figure", "losses", "numbers"]
 

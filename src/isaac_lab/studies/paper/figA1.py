@@ -1,10 +1,10 @@
 """Figure A1: the auto-encoder of Figure 2 against momentum, batches ten times as large, and Adam."""
 
 from isaac_lab.charts.figure import Figure
-from isaac_lab.experiments import curves, fig2, fig5
-from isaac_lab.experiments.curves import Style
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Panel, Scale, autoencoder, tuned
+from isaac_lab.studies.paper import curves, fig2, fig5
+from isaac_lab.studies.paper.curves import Style
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, autoencoder, tuned
 
 __all__ = ["EXPERIMENT", "panels"]
 

@@ -1,9 +1,9 @@
 """Figure A2: the test accuracy of the runs of Figure 5."""
 
 from isaac_lab.charts.figure import Figure
-from isaac_lab.experiments import curves, fig5
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment
+from isaac_lab.studies.paper import curves, fig5
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment
 
 __all__ = ["EXPERIMENT"]
 

@@ -1,9 +1,9 @@
 """Figure A3: Figure 1 with the empirical Fisher in place of the Gauss–Newton matrix (Remark 4)."""
 
 from isaac_lab.charts.figure import Figure
-from isaac_lab.experiments import fig1, grids
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Panel, Scale
+from isaac_lab.studies.paper import fig1, grids
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale
 
 __all__ = ["EXPERIMENT", "panels"]
 

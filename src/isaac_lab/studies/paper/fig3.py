@@ -1,9 +1,9 @@
 """Figure 3: what the two dampings do to an auto-encoder of MNIST and of Fashion-MNIST."""
 
 from isaac_lab.charts.figure import Figure
-from isaac_lab.experiments import grids
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Panel, Scale, autoencoder, grid
+from isaac_lab.studies.paper import grids
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, autoencoder, grid
 
 __all__ = ["EXPERIMENT", "panels"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from isaac_lab.charts import lines
 from isaac_lab.charts.figure import Figure, Method, look
 from isaac_lab.charts.lines import Axis, Line, Target
-from isaac_lab.race.tables import ordered
+from isaac_lab.studies.race.tables import ordered
 from isaac_lab.words import number
 
 __all__ = ["figure"]

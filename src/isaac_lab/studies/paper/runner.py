@@ -6,10 +6,11 @@ from pathlib import Path
 from isaac_lab import times
 from isaac_lab.bench import timing
 from isaac_lab.charts.draw import pictures
-from isaac_lab.experiments import recipe
-from isaac_lab.experiments.folder import Means, View, calling, trainer, view
-from isaac_lab.experiments.recipe import SCALES, Experiment, Panel, Scale
 from isaac_lab.record import Store, StoreError
+from isaac_lab.studies.calls import Means, calling, trainer
+from isaac_lab.studies.paper import recipe
+from isaac_lab.studies.paper.folder import View, view
+from isaac_lab.studies.paper.recipe import SCALES, Experiment, Panel, Scale
 from isaac_lab.study import settle
 from isaac_lab.trial import Trial, TrialError
 

@@ -3,10 +3,10 @@
 import math
 
 from isaac_lab.charts.figure import Figure
-from isaac_lab.experiments import curves
-from isaac_lab.experiments.curves import Style
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, conditioned, tuned
+from isaac_lab.studies.paper import curves
+from isaac_lab.studies.paper.curves import Style
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, classifier, conditioned, tuned
 from isaac_lab.trial import Trial
 
 __all__ = ["ACROSS", "EXPERIMENT", "SELECTIONS", "STYLES", "panels"]

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from isaac_lab.race.standings import SETTINGS, results
 from isaac_lab.record import Store
+from isaac_lab.studies.race.standings import SETTINGS, results
 
 __all__ = ["as_csv"]
 

@@ -9,11 +9,11 @@ from typing import Literal
 from isaac_lab.charts import lines
 from isaac_lab.charts.figure import Figure, Look, Method, identifier
 from isaac_lab.charts.lines import Axis, Line
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Outcome
-from isaac_lab.experiments.words import setting
 from isaac_lab.record import Point, Record
 from isaac_lab.records import write_whole
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Outcome
+from isaac_lab.studies.paper.words import setting
 from isaac_lab.trial import Trial
 from isaac_lab.words import number
 

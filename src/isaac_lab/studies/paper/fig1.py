@@ -1,9 +1,9 @@
 """Figure 1: what the two dampings do to a classifier of MNIST, at three widths and with momentum."""
 
 from isaac_lab.charts.figure import Figure
-from isaac_lab.experiments import grids
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, grid
+from isaac_lab.studies.paper import grids
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, classifier, grid
 
 __all__ = ["EXPERIMENT", "panels"]
 

@@ -23,8 +23,13 @@ from typing import Any
 
 from isaac_lab import times
 from isaac_lab.data import text
-from isaac_lab.experiments import finetuning
-from isaac_lab.experiments.finetuning import (
+from isaac_lab.record import Record, Store, StoreError
+from isaac_lab.records import write_whole
+from isaac_lab.report.figures import scores
+from isaac_lab.significance import against
+from isaac_lab.studies.calls import Means, calling, trainer
+from isaac_lab.studies.paper import finetuning
+from isaac_lab.studies.paper.finetuning import (
     COLUMNS,
     METHODS,
     PAPER,
@@ -38,12 +43,8 @@ from isaac_lab.experiments.finetuning import (
     ended,
     grid,
 )
-from isaac_lab.experiments.folder import Means, View, calling, trainer
-from isaac_lab.experiments.recipe import Experiment
-from isaac_lab.record import Record, Store, StoreError
-from isaac_lab.records import write_whole
-from isaac_lab.report.figures import scores
-from isaac_lab.significance import against
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment
 from isaac_lab.study import Result, resolve, settle
 from isaac_lab.trial import Trial
 from isaac_lab.workloads import glue

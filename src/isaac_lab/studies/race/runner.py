@@ -10,12 +10,12 @@ from isaac_lab import method, methods, times
 from isaac_lab.charts.draw import pictures
 from isaac_lab.data.files import DataError
 from isaac_lab.executors import Call
-from isaac_lab.experiments.folder import Means, calling, trainer
-from isaac_lab.race import draw, files, standings, tables
-from isaac_lab.race.course import SCALES, Course, Scale
-from isaac_lab.race.entrants import REFERENCE, Entrant, arm, entrants, length
 from isaac_lab.record import Store
 from isaac_lab.records import write_whole
+from isaac_lab.studies.calls import Means, calling, trainer
+from isaac_lab.studies.race import draw, files, standings, tables
+from isaac_lab.studies.race.course import SCALES, Course, Scale
+from isaac_lab.studies.race.entrants import REFERENCE, Entrant, arm, entrants, length
 from isaac_lab.study import Arm, outstanding, resolve, settle
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load

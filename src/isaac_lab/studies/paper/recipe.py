@@ -18,7 +18,7 @@ from isaac_lab.study import Arm, Kept, Search, lowest, resolve
 from isaac_lab.trial import Trial, TrialError, Value, parse
 
 if TYPE_CHECKING:
-    from isaac_lab.experiments.folder import View
+    from isaac_lab.studies.paper.folder import View
 
 __all__ = [
     "DECADES",

@@ -7,10 +7,10 @@ from typing import Any
 from isaac_lab.bench import runs
 from isaac_lab.bench.published import PAPER, paper_ratio
 from isaac_lab.charts.figure import Figure
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment
 from isaac_lab.records import read, write, write_whole
 from isaac_lab.report import costs
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment
 
 __all__ = ["EXPERIMENT", "records"]
 

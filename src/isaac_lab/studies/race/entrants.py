@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from isaac_lab.method import METHODS
-from isaac_lab.race.course import SINGD_DAMPINGS, Course, Range, Scale
-from isaac_lab.race.tuning import ending, places
+from isaac_lab.studies.race.course import SINGD_DAMPINGS, Course, Range, Scale
+from isaac_lab.studies.race.tuning import ending, places
 from isaac_lab.study import Arm, Search
 from isaac_lab.trial import Trial, Value
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from isaac_lab.race.course import COURSES, SCALES
-from isaac_lab.race.entrants import REFERENCE, Entrant, arm, entrants
 from isaac_lab.record import Record as Run
 from isaac_lab.record import Store
+from isaac_lab.studies.race.course import COURSES, SCALES
+from isaac_lab.studies.race.entrants import REFERENCE, Entrant, arm, entrants
 from isaac_lab.study import Result, resolve
 from isaac_lab.times import seconds as medians
 from isaac_lab.trial import Trial

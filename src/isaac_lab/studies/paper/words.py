@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from isaac_lab.experiments.folder import View
 from isaac_lab.record import Record
+from isaac_lab.studies.paper.folder import View
 
 __all__ = ["DATA", "data_of", "setting"]
 

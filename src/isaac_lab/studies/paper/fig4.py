@@ -1,9 +1,9 @@
 """Figure 4: the grid of Figure 1 b with Adam."""
 
 from isaac_lab.charts.figure import Figure
-from isaac_lab.experiments import grids
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Panel, Scale, classifier, grid
+from isaac_lab.studies.paper import grids
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, classifier, grid
 
 __all__ = ["EXPERIMENT", "panels"]
 

@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 
 from isaac_lab.charts.figure import Figure
-from isaac_lab.experiments import curves
-from isaac_lab.experiments.curves import Style
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Group, Panel, Scale, autoencoder, conditioned, tuned
+from isaac_lab.studies.paper import curves
+from isaac_lab.studies.paper.curves import Style
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment, Group, Panel, Scale, autoencoder, conditioned, tuned
 
 __all__ = ["EXPERIMENT", "STYLES", "panels"]
 

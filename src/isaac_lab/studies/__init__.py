@@ -1,0 +1,1 @@
+"""The studies there are: the paper's figures and tables, the race, and others, each a list of arms."""
