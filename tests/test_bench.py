@@ -112,6 +112,16 @@ def test_the_printed_formula_is_zeta_star(rows: int) -> None:
     torch.testing.assert_close(zeta_star_as_printed(g, a, 0.3), isaac.equations.zeta_star(g, a, 0.3))
 
 
+def test_the_printed_formula_trains_as_the_library_does() -> None:
+    problem = tiny(classes=True)
+    losses = []
+    for name in ("paper", "zeta_star"):
+        model, x, y = problem.make("cpu")
+        step = steps.METHODS[name](model, problem.loss_fn, 0.1)
+        losses.append([step(x, y).item() for _ in range(20)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 @pytest.mark.parametrize("method", ["paper", "zeta_star"])
 @pytest.mark.parametrize("classes", [True, False])
 def test_a_step_leaves_the_conditioned_gradient(method: str, classes: bool) -> None:

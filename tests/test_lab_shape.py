@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 LAB = Path(__file__).parent.parent / "src" / "isaac_lab"
-#: All lines of the laboratory. It may be lowered, not raised, until new studies come in; `bench models` brought 190 lines.
-CEILING = 17_890
+#: All lines of the laboratory. It may be lowered; only new studies raise it.
+CEILING = 16_850
 FILES = sorted(LAB.rglob("*.py"))
 
 
@@ -30,7 +30,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
 
 
 @pytest.mark.parametrize("one", ["study", "record", "training", "networks", "executors", "trial"])
-@pytest.mark.parametrize("study", ["studies.paper", "studies.race.runner"])
+@pytest.mark.parametrize("study", ["studies.paper", "studies.race.runner", "studies.dampings"])
 def test_without_the_one_loop_store_or_resolve_there_is_no_study(one: str, study: str) -> None:
     program = f"import sys; sys.modules['isaac_lab.{one}'] = None; import isaac_lab.{study}"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -39,8 +39,8 @@ def test_without_the_one_loop_store_or_resolve_there_is_no_study(one: str, study
 
 
 def test_one_file_writes_records_and_one_trains_them() -> None:
-    """Steps that are benchmarked or shown in the demo, which keep no records of this kind, are named here."""
+    """Steps that are benchmarked, which keep no records of this kind, are named here."""
     stepping = {path.relative_to(LAB).as_posix() for path in FILES if "optimizer.step()" in path.read_text(encoding="utf-8")}
-    assert stepping <= {"methods/__init__.py", "networks.py", "bench/steps.py", "bench/models.py", "bench/grid.py", "demo.py"}
+    assert stepping <= {"methods/__init__.py", "networks.py", "bench/steps.py", "bench/models.py", "bench/grid.py"}
     stores = {path.name for path in FILES if 'trials.jsonl"\n' in path.read_text(encoding="utf-8")}
     assert stores == {"record.py"}

@@ -24,6 +24,7 @@ from isaac_lab.cli import app
 from isaac_lab.data import text
 from isaac_lab.progress import Display
 from isaac_lab.record import Store, StoreError
+from isaac_lab.report import paper
 from isaac_lab.studies.calls import Means
 from isaac_lab.studies.paper import EXPERIMENTS, finetuning, runner, tab1
 from isaac_lab.studies.paper.finetuning import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Plan, Run, grid
@@ -359,7 +360,7 @@ def finished(short: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
     shown = Told(Console(file=io.StringIO()), None)
     means = Means(executors.Call(command="isaac-newton reproduce tab1", progress=shown), display=shown)
     request = runner.Request(scale="smoke", out=out, means=means)
-    runner.run(EXPERIMENTS["tab1"], request)
+    paper.write(runner.run(EXPERIMENTS["tab1"], request))
     return request, said
 
 
@@ -409,8 +410,8 @@ def test_the_table_is_made_from_records(finished: tuple[runner.Request, list[str
     assert said[0].startswith(f"Table 1 with {glue.TINY}, 140 training steps in all")
     with (directory / "numbers.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 28
-    assert {row["stage"] for row in rows} == {"grid", "seeds"}
+    assert len(rows) == sum(len(record.points) for record in records)
+    assert {row["seed"] for row in rows} == {"0", "1", "2"}
     for name in ("figure.png", "figure.svg", "times.jsonl"):
         assert (directory / name).stat().st_size > 0
 
@@ -443,15 +444,18 @@ def test_a_table_that_is_not_whole_is_drawn_as_far_as_it_goes(
         part.note(Store(source).about)
         part.add(*(record for record in Store(source).records() if record.trial.workload != "stsb"))
     request = replace(finished[0], out=tmp_path)
-    drawn = runner.draw(EXPERIMENTS["tab1"], request)
+    drawn = runner.known(EXPERIMENTS["tab1"], request)
+    paper.write(drawn)
     cells = summary_of(request)["rows"][0]["cells"]
     assert [cell is None for cell in cells] == [False, False, False, True, True]
-    assert tab1.table(drawn)[1][1][4] == "–"
+    table = paper.table(drawn)
+    assert table is not None
+    assert table.rows[1].cells[4] == "–"
 
 
 def test_without_records_there_is_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="isaac-newton reproduce tab1 --scale smoke trains it"):
-        runner.draw(EXPERIMENTS["tab1"], runner.Request(scale="smoke", out=tmp_path))
+        paper.write(runner.known(EXPERIMENTS["tab1"], runner.Request(scale="smoke", out=tmp_path)))
 
 
 @pytest.fixture(scope="module")
@@ -462,7 +466,7 @@ def from_folder(short: pytest.MonkeyPatch, folder: Path, tmp_path_factory: pytes
     out = tmp_path_factory.mktemp("quick")
     means = Means(executors.Call(workers=1, command=command), model=str(folder), seeds=1)
     request = runner.Request(scale="quick", out=out, means=means)
-    runner.run(EXPERIMENTS["tab1"], request)
+    paper.write(runner.run(EXPERIMENTS["tab1"], request))
     return request
 
 
@@ -479,7 +483,9 @@ def test_an_encoder_from_a_folder_is_named_and_its_place_is_not(from_folder: run
 
 
 def test_the_papers_numbers_stand_beside_ours(from_folder: runner.Request) -> None:
-    headings, rows = tab1.table(runner._view(EXPERIMENTS["tab1"], from_folder))
+    table = paper.table(runner.known(EXPERIMENTS["tab1"], from_folder))
+    assert table is not None
+    headings, rows = table.columns, [list(row.cells) for row in table.rows]
     assert headings[0] == "Method"
     shown = {(section, row[0].strip()): row for section, row in _sections(rows)}
     assert [label for section, label in shown if section == "my-bert"] == ["∇", "ζ*", "ζ* reduce"]

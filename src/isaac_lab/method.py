@@ -43,34 +43,26 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "adamw": Method("AdamW", ("weight_decay",)),
         "muon": Method("Muon + AdamW", ("second_rate", "weight_decay")),
         "soap": Method("SOAP", ("weight_decay",), "pytorch_optimizer", "pytorch_optimizer", captured=False),
-        "shampoo": Method("Shampoo", ("weight_decay",), "pytorch_optimizer", "pytorch_optimizer", captured=False),
-        "singd": Method("SINGD", ("damping", "weight_decay"), "singd", "singd", captured=False),
         # Its inverses read an error flag back from the device, which a CUDA graph cannot.
         "kfac": Method("K-FAC", ("curvature", "damping", "every", "layers", "weight_decay"), captured=False),
     }
 )
-#: What may stand after a "+", and what it takes: this library's ζ* and ζ, and ζ* by the formula that the paper prints.
-CONDITIONINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "isaac": ("curvature", "damping", "layers", "max_rows", "output_damping", "relative", "running", "sharing"),
-        "formula": ("damping",),
-    }
-)
+#: What "+isaac" takes: ζ*, and ζ where there is an output damping.
+ISAAC = ("curvature", "damping", "layers", "max_rows", "output_damping", "relative", "running", "sharing")
 
 
-def find(name: str) -> tuple[Method, str]:
-    """The method, and how its gradient is conditioned: "isaac", "formula" or ""."""
+def find(name: str) -> tuple[Method, bool]:
+    """The method, and whether ISAAC conditions its gradient."""
     base, plus, how = name.partition("+")
-    if base not in METHODS or (plus and how not in CONDITIONINGS):
-        words = " or ".join(f"+{known}" for known in CONDITIONINGS)
-        raise TrialError(f"there is no method {name!r}; there are {', '.join(METHODS)}, alone or with {words}")
-    return METHODS[base], how
+    if base not in METHODS or (plus and how != "isaac"):
+        raise TrialError(f"there is no method {name!r}; there are {', '.join(METHODS)}, alone or with +isaac")
+    return METHODS[base], bool(plus)
 
 
 def check(trial: Trial) -> None:
     """Refuse a setting that the method does not take."""
-    method, how = find(trial.method)
-    allowed = {"learning_rate", *method.takes, *CONDITIONINGS.get(how, ())}
+    method, ours = find(trial.method)
+    allowed = {"learning_rate", *method.takes, *(ISAAC if ours else ())}
     for name, value in trial.settings:
         if name not in allowed:
             raise TrialError(f"{trial.method} takes no {name}; it takes {', '.join(sorted(allowed))}")
@@ -80,9 +72,9 @@ def check(trial: Trial) -> None:
 
 def capturable(trial: Trial) -> bool:
     """Whether the step can be a CUDA graph."""
-    method, how = find(trial.method)
+    method, _ = find(trial.method)
     # Rows are drawn on the host: a graph would keep the first draw, and cannot copy it to the device.
-    return method.captured and how != "formula" and not trial.get("running") and trial.get("max_rows") is None
+    return method.captured and not trial.get("running") and trial.get("max_rows") is None
 
 
 def missing(trial: Trial) -> str:

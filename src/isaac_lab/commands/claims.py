@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from isaac_lab.commands.training import check_writable, named_errors
 
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from isaac_lab.claims.evidence import Finding
 
 __all__ = ["claims", "say_own_runs"]
-
-STYLES = {"holds": "green", "does not hold": "bold red", "no difference shown": "yellow", "not enough data": "dim"}
 
 
 def claims(
@@ -77,19 +73,18 @@ def say_own_runs(console: Console, read: Path, option: str) -> None:
 
 
 def _table(found: Sequence[tuple["Claim", "Finding"]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_lines=False, padding=(0, 1, 1, 1))
-    table.add_column("Claim", no_wrap=True)
-    table.add_column("Verdict", width=9)
-    table.add_column("The paper, and our records")
-    for claim, finding in found:
-        words = Text(f"“{claim.text}”\n")
-        words.append(finding.figures, style="cyan" if finding.figures else "")
-        if finding.scale:
-            words.append(f"  [{finding.scale}]", style="dim")
-        table.add_row(claim.number, Text(str(finding.verdict), style=STYLES[finding.verdict]), words)
-    return table
+    """The sentence, below it our figures."""
+    from isaac_lab.report.tables import table
+
+    rows = [
+        [claim.number, str(finding.verdict), f"“{claim.text}”\n{finding.figures}{finding.scale and f'  [{finding.scale}]'}\n"]
+        for claim, finding in found
+    ]
+    return table(["Claim", "Verdict", "The paper, and our records"], rows).terminal()
 
 
 def _counts(found: Sequence[tuple["Claim", "Finding"]]) -> str:
-    counts = Counter(str(finding.verdict) for _, finding in found)
-    return f"{len(found)} claims: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in STYLES) + "."
+    from isaac_lab.claims.evidence import Verdict
+
+    counts = Counter(finding.verdict for _, finding in found)
+    return f"{len(found)} claims: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict) + "."

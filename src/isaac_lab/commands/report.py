@@ -16,11 +16,8 @@ __all__ = ["report"]
 def report(
     out: Annotated[Path, typer.Option(help="The page; one file that needs no network.")] = Path("out/report.html"),
     results: Annotated[Path, typer.Option(help="Folder with the records: bench, race, reproduce.")] = Path("results"),
-    compatibility: Annotated[Path, typer.Option(help="The page that python tests/compatibility.py wrote.")] = Path(
-        "docs/compatibility.md"
-    ),
 ) -> None:
-    """Make one HTML page of all records: the race, heat maps, curves, costs, claims, compatibility."""
+    """Make one HTML page of all records: the race, heat maps, curves, costs, claims."""
     started = time.perf_counter()
     if not results.is_dir():
         raise typer.BadParameter(
@@ -33,14 +30,14 @@ def report(
         )
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.page.build import PageError, build, check_installed
         from isaac_lab.records import StoreError, write_whole
+        from isaac_lab.report.page import PageError, build, check_installed
         from isaac_lab.trial import TrialError
     try:
         check_installed()
         check_writable(out.parent)
         with console.status("Reading the records …"):
-            text = build(results, compatibility)
+            text = build(results)
     except PageError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(code=2) from None

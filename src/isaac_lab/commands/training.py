@@ -13,7 +13,17 @@ from typing import Annotated, TypeAlias
 import typer
 from rich.console import Console
 
-__all__ = ["STOPPED", "DeviceChoice", "Minutes", "check_writable", "chosen_device", "deadline", "goes_on", "named_errors"]
+__all__ = [
+    "STOPPED",
+    "DeviceChoice",
+    "Minutes",
+    "at_least_one",
+    "check_writable",
+    "chosen_device",
+    "deadline",
+    "goes_on",
+    "named_errors",
+]
 
 #: Exit codes: time was up; Ctrl-C; SIGTERM.
 STOPPED, INTERRUPTED, TERMINATED = 3, 130, 143
@@ -34,6 +44,13 @@ Minutes: TypeAlias = Annotated[
 
 class _TerminatedError(BaseException):
     """SIGTERM."""
+
+
+def at_least_one(value: int) -> int:
+    """Refuse what is not positive."""
+    if value < 1:
+        raise typer.BadParameter(f"must be at least 1, got {value}")
+    return value
 
 
 def deadline(minutes: float | None) -> float | None:

@@ -51,9 +51,10 @@ class Table:
     folded: bool = False
 
     def markdown(self) -> str:
-        """As Markdown, without caption and note."""
+        """As Markdown, ours bold, without caption and note."""
         alignment = ("---" if place in self.words else "--:" for place in range(len(self.columns)))
-        lines = [self.columns, tuple(alignment), *(self._whole(row) for row in self.rows)]
+        body = ((_bold(cells[0]), *cells[1:]) if row.ours else cells for row in self.rows for cells in [self._whole(row)])
+        lines = [self.columns, tuple(alignment), *body]
         return "".join("| " + " | ".join(_one_line(cell) for cell in line) + " |\n" for line in lines)
 
     def terminal(self) -> "rich.table.Table":
@@ -63,9 +64,14 @@ class Table:
         from rich.markup import escape as plain
 
         made = rich.table.Table(box=box.SIMPLE_HEAD, title=self.caption or None, title_justify="left", caption_justify="left")
-        made.caption = self.note or None
+        made.caption, made.pad_edge, made.collapse_padding = self.note or None, False, True
         for place, heading in enumerate(self.columns):
-            made.add_column(plain(heading), justify="left" if place in self.words else "right", overflow="fold")
+            # Words go over several lines, numbers are not broken.
+            own = [] if place in self.words else [heading, *(row.cells[place] for row in self.rows if place < len(row.cells))]
+            widest = max((len(word) for text in own for word in text.split()), default=0)
+            made.add_column(
+                plain(heading), justify="left" if place in self.words else "right", overflow="fold", min_width=widest or None
+            )
         for row in self.rows:
             cells = (plain(cell.replace("**", "").replace("`", "")) for cell in self._whole(row))
             made.add_row(*cells, style="bold" if row.ours else "")
@@ -118,3 +124,7 @@ def table(
 def _one_line(cell: str) -> str:
     """What would end a cell does not: headings of a terminal may go over two lines."""
     return re.sub(r"(?<!\\)\|", r"\\|", cell.replace("\n", " "))
+
+
+def _bold(cell: str) -> str:
+    return "**" + cell.replace("*", "\\*") + "**"

@@ -88,7 +88,6 @@ class Characters(Workload):
     quantity = "test_loss"
     metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
     last = "head"
-    averaged = "batch+sequence"
 
     def __init__(self, text: str, device: str, *, batch: int, measured: int, **shape: int) -> None:
         self.alphabet = "".join(sorted(set(text)))

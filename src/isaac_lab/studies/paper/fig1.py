@@ -1,8 +1,5 @@
 """Figure 1: what the two dampings do to a classifier of MNIST, at three widths and with momentum."""
 
-from isaac_lab.charts.figure import Figure
-from isaac_lab.studies.paper import grids
-from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, classifier, grid
 
 __all__ = ["EXPERIMENT", "panels"]
@@ -22,16 +19,9 @@ def panels(scale: Scale, *, home: str = ID, curvature: str = "sampled") -> tuple
     return tuple(result)
 
 
-def figure(view: View) -> Figure:
-    """Training loss above, test accuracy below."""
-    return grids.figure(view, title="Figure 1: training loss and test accuracy, 5-layer ReLU network", accuracy=True)
-
-
 EXPERIMENT = Experiment(
     ID,
     "Figure 1",
     "training loss and test accuracy over λ_g and λ_a: 5-layer classifier at three widths; the middle one with momentum too",
     panels,
-    grids.numbers,
-    figure,
 )

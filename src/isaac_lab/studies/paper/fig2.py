@@ -3,30 +3,15 @@
 import math
 from dataclasses import replace
 
-from isaac_lab.charts.figure import Figure
-from isaac_lab.studies.paper import curves
-from isaac_lab.studies.paper.curves import Style
-from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Experiment, Group, Panel, Scale, autoencoder, conditioned, tuned
 
-__all__ = ["EXPERIMENT", "STYLES", "panels"]
+__all__ = ["EXPERIMENT", "panels"]
 
 ID = "fig2"
 #: Drawn, as in the paper.
 DAMPINGS = (0.1, 0.01)
 #: Not drawn: what the text says of λ < 0.01.
 SMALLER = (0.001, 0.0001)
-
-#: K-FAC and ζ are the same update, so that their curves may lie on each other: the lower one is thicker.
-STYLES = {
-    "kfac 0.1": Style("K-FAC, λ = 0.1", "yellow", width=4.5),
-    "kfac 0.01": Style("K-FAC, λ = 0.01", "yellow", "--", width=4.5),
-    "zeta 0.1": Style("ζ, λ = 0.1", "blue", width=2.6),
-    "zeta 0.01": Style("ζ, λ = 0.01", "blue", "--", width=2.6),
-    "zeta_star 0.1": Style("ζ*, λ = 0.1", "red"),
-    "zeta_star 0.01": Style("ζ*, λ = 0.01", "red", "--"),
-    "gradient": Style("∇ (SGD)", "black"),
-}
 
 
 def panels(scale: Scale) -> tuple[Panel, ...]:
@@ -54,18 +39,10 @@ def _methods(scale: Scale, damping: float, seeds: int) -> tuple[Group, ...]:
     )
 
 
-def figure(view: View) -> Figure:
-    """Training loss over time (left) and steps (right)."""
-    title = "Figure 2: training loss of the auto-encoder, per time and per step"
-    return curves.figure(view, STYLES, ("train_loss", "test_loss"), title=title)
-
-
 EXPERIMENT = Experiment(
     ID,
     "Figure 2",
     "auto-encoder: gradient descent, K-FAC, ζ, ζ* with λ = 0.1 and 0.01; loss per CPU time and per step",
     panels,
-    curves.numbers,
-    figure,
     executor="local",
 )

@@ -1,8 +1,5 @@
 """Figure 3: what the two dampings do to an auto-encoder of MNIST and of Fashion-MNIST."""
 
-from isaac_lab.charts.figure import Figure
-from isaac_lab.studies.paper import grids
-from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, autoencoder, grid
 
 __all__ = ["EXPERIMENT", "panels"]
@@ -19,11 +16,4 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
     )
 
 
-def figure(view: View) -> Figure:
-    """Training loss."""
-    return grids.figure(view, title="Figure 3: training loss of the auto-encoder, SGD")
-
-
-EXPERIMENT = Experiment(
-    ID, "Figure 3", "training loss over λ_g and λ_a: auto-encoder on MNIST and on Fashion-MNIST", panels, grids.numbers, figure
-)
+EXPERIMENT = Experiment(ID, "Figure 3", "training loss over λ_g and λ_a: auto-encoder on MNIST and on Fashion-MNIST", panels)

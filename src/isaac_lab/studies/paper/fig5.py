@@ -2,20 +2,14 @@
 
 import math
 
-from isaac_lab.charts.figure import Figure
-from isaac_lab.studies.paper import curves
-from isaac_lab.studies.paper.curves import Style
-from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, classifier, conditioned, tuned
 from isaac_lab.trial import Trial
 
-__all__ = ["ACROSS", "EXPERIMENT", "SELECTIONS", "STYLES", "panels"]
+__all__ = ["DAMPING", "EXPERIMENT", "SELECTIONS", "panels"]
 
 ID = "fig5"
 #: "Small but moderate", says the paper of it; which one it used here it does not say.
 DAMPING = 0.1
-#: Horizontal axes of the picture.
-ACROSS = (curves.SECONDS_LOG, "Epochs")
 
 #: Numbers of the layers with ζ*; none is all.
 SELECTIONS = {
@@ -26,17 +20,6 @@ SELECTIONS = {
     "3-5": (3, 4, 5),
     "odd": (1, 3, 5),
     "even": (2, 4),
-}
-
-STYLES = {
-    "all": Style("ζ* in all layers", "red", width=2.6),
-    "1": Style("ζ* in layer 1", "blue"),
-    "5": Style("ζ* in layer 5", "sky"),
-    "1-3": Style("ζ* in layers 1, 2, 3", "green"),
-    "3-5": Style("ζ* in layers 3, 4, 5", "pink"),
-    "odd": Style("ζ* in layers 1, 3, 5", "orange", "--"),
-    "even": Style("ζ* in layers 2, 4", "yellow", "--"),
-    "none": Style("∇ in all layers", "black", width=2.6),
 }
 
 
@@ -54,18 +37,10 @@ def _selection(base: Trial, layers: tuple[int, ...]) -> Trial:
     return chosen.having(layers=layers) if layers else chosen
 
 
-def figure(view: View) -> Figure:
-    """Training loss over time and epochs."""
-    title, reading = "Figure 5: ζ* in selected layers, training loss", f"λ = {DAMPING:g}."
-    return curves.figure(view, STYLES, curves.QUANTITIES, title=title, across=ACROSS, reading=reading)
-
-
 EXPERIMENT = Experiment(
     ID,
     "Figure 5",
     "5-layer classifier with ζ* in selected layers: training loss per CPU time and epoch",
     panels,
-    curves.numbers,
-    figure,
     executor="local",
 )

@@ -6,18 +6,14 @@ rate and with larger ones; the best by what the figure shows, the test accuracy,
 follows from the records alone, however many of them there are.
 """
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
 from isaac_lab import times
 from isaac_lab.record import Record, StoreError
-from isaac_lab.records import write_whole
-from isaac_lab.report.figures import courses
-from isaac_lab.significance import against
+from isaac_lab.stats import against, sample
 from isaac_lab.studies.calls import calling, trainer
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.images import BUDGETS, CHANCE, LARGER, METHODS, SETTINGS, Budget, Cell, arms
@@ -27,27 +23,11 @@ from isaac_lab.trial import Trial
 from isaac_lab.workload import load
 from isaac_lab.workloads import resnet
 
-__all__ = ["BUDGETS", "EXPERIMENT", "METHODS", "SETTINGS", "Budget", "Cell", "arms", "cells", "summary"]
+__all__ = ["BUDGETS", "EXPERIMENT", "METHODS", "SETTINGS", "Cell", "cells", "shown_cell", "summary", "times_of"]
 
 MODES = ("eager", "captured")
 #: Of the steps that are timed. Small, so that thousands of them on a few batches leave the activations about as they were.
 TIMED_RATE, TIMED_DAMPING = 0.001, 1.0
-
-#: Of numbers.csv.
-COLUMNS = (
-    "panel",
-    "setting",
-    "method",
-    "learning_rate",
-    "damping",
-    "seed",
-    "status",
-    "epoch",
-    "step",
-    "train_loss",
-    "test_loss",
-    "test_accuracy",
-)
 
 
 def cells(view: View) -> dict[tuple[str, str], Cell]:
@@ -128,22 +108,6 @@ def _time_steps(view: View, mode: str) -> None:
     store.add_times(mode, {**times.measure(trials, **options), "command": call.command})  # type: ignore[arg-type]
 
 
-def write_all(view: View) -> None:
-    """The numbers and the summary; raises `StoreError` where there is no run."""
-    known = cells(view)
-    if not any(cell.records for cell in known.values()):
-        raise StoreError(
-            f"there is no run of fig6 in {view.directory}; isaac-newton reproduce fig6 --scale {view.scale.name} trains it"
-        )
-    file = io.StringIO()
-    table = csv.writer(file, lineterminator="\n")
-    table.writerow(COLUMNS)
-    for (name, conditioning), cell in known.items():
-        for record in cell.records:
-            table.writerows(_numbers(name, conditioning, record, BUDGETS[view.scale.name].steps))
-    write_whole(view.directory / "numbers.csv", file.getvalue())
-
-
 def _epochs(number: int) -> str:
     return "1 epoch" if number == 1 else f"{number} epochs"
 
@@ -152,19 +116,18 @@ def _title(data: str) -> str:
     return f"Figure 6: ResNet-18 on {data.partition(' (')[0]}"
 
 
-def _numbers(setting: str, conditioning: str, record: Record, steps: int) -> Iterator[list[Any]]:
-    trial = record.trial
-    run = [setting, SETTINGS[setting].title, conditioning, trial.learning_rate, trial.get("damping", 0.0), trial.seed]
-    for point in record.points:
-        values = [point[name] for name in ("train_loss", "test_loss", "test_accuracy")]
-        yield [*run, record.status, point["step"] // steps, point["step"], *values]
+def _newest(view: View, known: Mapping[tuple[str, str], Cell]) -> Record:
+    records = [record for cell in known.values() for record in cell.records]
+    if not records:
+        command = f"isaac-newton reproduce fig6 --scale {view.scale.name}"
+        raise StoreError(f"there is no run of fig6 in {view.directory}; {command} trains it")
+    return max(records, key=lambda record: record.time)
 
 
 def summary(view: View) -> dict[str, Any]:
     """What the records say together: curves, the table of final accuracies, the choices, and the times of steps."""
     known, budget = cells(view), BUDGETS[view.scale.name]
-    records = [record for cell in known.values() for record in cell.records]
-    newest = max(records, key=lambda record: record.time)
+    newest = _newest(view, known)
     methods = [name for name in METHODS if any(known[setting, name].records for setting in SETTINGS)]
     about = view.store.about
     calls = about.get("calls") or [{"command": about.get("command", view.means.call.command)}]
@@ -174,7 +137,7 @@ def summary(view: View) -> dict[str, Any]:
             "name": name,
             "label": METHODS[name].label,
             "ours": name != "none",
-            "cells": [_summary_cell(known[setting, name]) for setting in SETTINGS],
+            "cells": [shown_cell(known[setting, name]) for setting in SETTINGS],
         }
         for name in methods
     ]
@@ -218,7 +181,7 @@ def summary(view: View) -> dict[str, Any]:
             )
             for trial, value in ended.items()
         ],
-        "times": {mode: _summary_times(record) for mode, record in _times(view).items()},
+        "times": {mode: _summary_times(record) for mode, record in times_of(view).items()},
         "notes": [*_notes(view, known, methods), *(against(rows, columns) if methods[:1] == ["none"] else [])],
     }
 
@@ -236,23 +199,17 @@ def _summary_curve(name: str, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _summary_cell(cell: Cell) -> dict[str, Any] | None:
+def shown_cell(cell: Cell) -> dict[str, Any] | None:
+    """The final accuracies of a method in a setting; None where there are none."""
     if cell.chosen is None or not cell.records:
         return None
-    values = [row[-1] for row in cell.accuracies()]
+    found = sample([row[-1] for row in cell.accuracies()])
     settings = f"η {cell.chosen.learning_rate:g}" + (f", λ {damping:g}" if (damping := cell.chosen.get("damping")) else "")
     settings += f", {cell.diverged} diverged" if cell.diverged else ""
-    return {
-        "mean": fmean(values),
-        "std": stdev(values) if len(values) > 1 else None,
-        "n": len(values),
-        "values": values,
-        "diverged": cell.diverged,
-        "settings": settings,
-    }
+    return found | {"diverged": cell.diverged, "settings": settings}
 
 
-def _times(view: View) -> dict[str, dict[str, Any]]:
+def times_of(view: View) -> dict[str, dict[str, Any]]:
     """By mode, the record of the times of steps."""
     known = view.store.times()
     return {mode: known[mode] for mode in MODES if mode in known}
@@ -293,7 +250,7 @@ def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[
         notes.append(f"The larger η of {len(early)} of the curves, in {where}, are still to be run: theirs is the first one.")
     if lost := sum(cell.diverged for cell in known.values()):
         notes.append(f"{lost} of the runs diverged; from there on they count as chance, {CHANCE:.0%}.")
-    for mode, record in _times(view).items():
+    for mode, record in times_of(view).items():
         ratios = [(m["name"], m["ratio"]) for m in record["methods"] if m["name"] != "none"]
         text = ", ".join(f"{METHODS[n].label} {r['median']:.3f} ({r['low']:.3f}–{r['high']:.3f})" for n, r in ratios)
         text += "".join(f"; {METHODS[name].label}: {reason}" for name, reason in record["left_out"].items())
@@ -307,33 +264,11 @@ def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[
     return notes
 
 
-def table(view: View) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """The final test accuracy of each method in each setting, and the time of a step over that of ∇."""
-    known, records = cells(view), _times(view)
-    ratios = {mode: {m["name"]: f"{m['ratio']['median']:.3f}" for m in record["methods"]} for mode, record in records.items()}
-    rows = []
-    for (setting, name), cell in known.items():
-        found = _summary_cell(cell)
-        if found is None or cell.chosen is None:
-            continue
-        spread = f" ± {found['std']:.2%}" if found["std"] is not None else ""
-        lost = f", {cell.diverged} diverged" if cell.diverged else ""
-        damping = f"{cell.chosen.damping:g}" if cell.chosen.get("damping") else "–"
-        accuracy = f"{found['mean']:.2%}{spread} ({found['n']}{lost})"
-        step = [own.get(name, "–") for own in ratios.values()]
-        rows.append([f"({setting}) {METHODS[name].label}", f"{cell.chosen.learning_rate:g}", damping, accuracy, *step])
-    return ["Method", "η", "λ", "Test accuracy (n)", *(f"Step × ∇,\n{mode}" for mode in ratios)], rows
-
-
 EXPERIMENT = Experiment(
     "fig6",
     "Figure 6",
     "ResNet-18 on CIFAR-10 with and without momentum and weight decay, ζ* in the last layer and in all",
-    lambda scale: (),
-    write_all,
-    lambda view: courses(summary(view)),
     executor="local",
     measure=measure,
-    table=table,
     summary=summary,
 )

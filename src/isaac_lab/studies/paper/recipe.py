@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from isaac_lab.charts.figure import Figure
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.record import Record
 from isaac_lab.study import Arm, Kept, Search, lowest, resolve
@@ -182,30 +181,24 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A figure or table of the paper.
+    """A figure or table of the paper; `report.paper` draws it.
 
     Args:
         id: "fig1", …, "figA3", "tab2".
         name: What the paper calls it.
         shows: What is on it, in a line.
         panels: The parts of it that are trained.
-        write: Writes numbers.csv, and what else there is beside the figure, from the records.
-        figure: What it shows, from the records.
         executor: What runs it unless the command line says otherwise.
         measure: What has to be measured besides training: a step's time, for Table 2; trials, for Table 1 and Figure 6.
-        table: Headings and rows for the terminal, where there are no panels to make them from.
         summary: What pages and claims need of it, where there are no panels.
     """
 
     id: str
     name: str
     shows: str
-    panels: Callable[[Scale], tuple[Panel, ...]]
-    write: Callable[["View"], None]
-    figure: Callable[["View"], Figure]
+    panels: Callable[[Scale], tuple[Panel, ...]] = lambda scale: ()
     executor: Literal["ensemble", "local"] = "ensemble"
     measure: Callable[["View"], None] = lambda view: None
-    table: Callable[["View"], tuple[Sequence[str], Sequence[Sequence[str]]]] = lambda view: ((), ())
     summary: Callable[["View"], dict[str, Any]] | None = None
 
 

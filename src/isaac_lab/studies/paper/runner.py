@@ -1,11 +1,10 @@
-"""Run an experiment: train what is due, time the steps, write down how, and draw."""
+"""Run an experiment: train what is due, time the steps, and write down how."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from isaac_lab import times
 from isaac_lab.bench import timing
-from isaac_lab.charts.draw import pictures
 from isaac_lab.record import Store, StoreError
 from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.studies.paper import recipe
@@ -14,7 +13,7 @@ from isaac_lab.studies.paper.recipe import SCALES, Experiment, Panel, Scale
 from isaac_lab.study import settle
 from isaac_lab.trial import Trial, TrialError
 
-__all__ = ["NothingToDrawError", "Request", "UnknownPanelError", "chosen", "draw", "run"]
+__all__ = ["NothingToDrawError", "Request", "UnknownPanelError", "chosen", "known", "run"]
 
 
 class NothingToDrawError(Exception):
@@ -62,7 +61,7 @@ def chosen(experiment: Experiment, request: Request) -> tuple[Panel, ...]:
 
 
 def run(experiment: Experiment, request: Request) -> View:
-    """Train, time and draw; what is there already is used."""
+    """Train and time; what is there already is used."""
     scale = _scale(request)
     panels = chosen(experiment, request)
     for home in dict.fromkeys([*(panel.home for panel in panels), experiment.id]):
@@ -71,27 +70,21 @@ def run(experiment: Experiment, request: Request) -> View:
     with times.threads(int(scale.small)):
         for panel in panels:
             _run_panel(panel, scale, request)
-    experiment.measure(_view(experiment, request))
-    return draw(experiment, request)
+    found = known(experiment, request)
+    experiment.measure(found)
+    return found
 
 
-def draw(experiment: Experiment, request: Request) -> View:
-    """The figure and its numbers from what is there."""
-    known = _view(experiment, request)
-    if not known.outcomes and experiment.panels(known.scale):
-        folders = sorted({str(request.out / panel.home / request.scale) for panel in experiment.panels(known.scale)})
+def known(experiment: Experiment, request: Request) -> View:
+    """What is there of an experiment; raises `NothingToDrawError` where that is nothing."""
+    found = view(experiment, request.out, SCALES[request.scale], bench=request.bench, means=request.means)
+    if not found.outcomes and experiment.panels(found.scale):
+        folders = sorted({str(request.out / panel.home / request.scale) for panel in experiment.panels(found.scale)})
         raise NothingToDrawError(
             f"there is no whole panel of {experiment.id} in {', '.join(folders)}; "
             f"isaac-newton reproduce {experiment.id} --scale {request.scale} trains it"
         )
-    known.directory.mkdir(parents=True, exist_ok=True)
-    experiment.write(known)
-    pictures(experiment.figure(known), known.directory / "figure")
-    return known
-
-
-def _view(experiment: Experiment, request: Request) -> View:
-    return view(experiment, request.out, SCALES[request.scale], bench=request.bench, means=request.means)
+    return found
 
 
 def _scale(request: Request) -> Scale:

@@ -8,25 +8,19 @@ what.
 """
 
 import contextlib
-import csv
-import io
 import math
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from isaac_lab import times
 from isaac_lab.data import text
-from isaac_lab.record import Record, Store, StoreError
-from isaac_lab.records import write_whole
-from isaac_lab.report.figures import scores
-from isaac_lab.significance import against
+from isaac_lab.record import Store, StoreError
+from isaac_lab.stats import against, sample
 from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.studies.paper import finetuning
 from isaac_lab.studies.paper.finetuning import (
@@ -227,17 +221,10 @@ def _cells(found: Result, task: Task) -> list[dict[str, Any] | None]:
         return [None] * len(task.metrics)
     finished = [record for record in found.runs if ended(record, task)]
     lost = len(found.runs) - len(finished)
-    scores = {metric: [record.final(metric) for record in finished] for metric in task.metrics}
+    settings = _settings(found.runs[0].trial) + (f", {lost} diverged" if lost else "")
     return [
-        {
-            "mean": fmean(values) if values else None,
-            "std": stdev(values) if len(values) > 1 else None,
-            "n": len(values),
-            "diverged": lost,
-            "settings": _settings(found.runs[0].trial) + (f", {lost} diverged" if lost else ""),
-            "values": values,
-        }
-        for values in scores.values()
+        {**sample([record.final(metric) for record in finished]), "diverged": lost, "settings": settings}
+        for metric in task.metrics
     ]
 
 
@@ -324,72 +311,11 @@ def _notes(run: Run, device: str, ratios: Mapping[str, Any], spent: str) -> list
     return [f"The encoder is {run.model}. {other}", *notes]
 
 
-def write_all(view: View) -> None:
-    """Numbers.csv."""
-    run, _ = _found(view)
-    store = view.store
-    metrics = list(dict.fromkeys(metric for task in TASKS for metric in task.metrics))
-    columns = ["stage", "task", "optimizer", "method", "learning_rate", "damping", "seed", "status", "train_loss", "dev_loss"]
-    file = io.StringIO()
-    table = csv.writer(file, lineterminator="\n")
-    table.writerow([*columns, *metrics])
-    for task, method in [(each, method) for each in TASKS for method in each.methods]:
-        found = resolve(arms(run)[task.title, method], store)
-        tried = [record for trial in found.tried[0] if (record := store.get(trial)) is not None]
-        for stage, records in (("grid", tried), ("seeds", found.runs)):
-            for record in records:
-                table.writerow([stage, task.name, task.optimizer, method, *_row(record, metrics)])
-    write_whole(view.directory / "numbers.csv", file.getvalue())
-
-
-def _row(record: Record, metrics: Sequence[str]) -> list[Any]:
-    trial, last = record.trial, record.points[-1] if record.points else {}
-    numbers = [trial.learning_rate, trial.get("damping", 0.0), trial.seed, record.status]
-    return [*numbers, *(_rounded(last.get(name)) for name in ("train_loss", "test_loss", *metrics))]
-
-
-def _rounded(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
-
-
-def table(view: View) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """The paper's table, in percent, with the time of a step over that of the gradient."""
-    found = summary(view)
-    modes = list(found["times"])
-    headings = ["Method", *(column.replace(" (", "\n(") for column in found["columns"]), *(f"Step,\n{mode}" for mode in modes)]
-    rows: list[list[str]] = []
-    for model, group in groupby(found["rows"], key=lambda row: str(row["model"])):
-        rows.append([model, *[""] * (len(headings) - 1)])
-        for row in group:
-            label = f"  {row['label'].partition(',')[0]}"
-            rows.append([label, *map(_shown, row["cells"]), *(_ratio(found, mode, row["method"]) for mode in modes)])
-    return headings, rows
-
-
-def _shown(cell: Mapping[str, Any] | None) -> str:
-    if cell is None:
-        return "–"
-    if cell["mean"] is None:
-        return "diverged"
-    spread = f" ± {100 * cell['std']:.2f}" if cell["std"] is not None else ""
-    diverged = f" ({cell['diverged']} diverged)" if cell.get("diverged") else ""
-    return f"{100 * cell['mean']:.2f}{spread}{diverged}"
-
-
-def _ratio(found: Mapping[str, Any], mode: str, method: str | None) -> str:
-    entry = found["times"][mode]["methods"].get(method)
-    return f"{entry['median']:.2f} ×" if entry else "–"
-
-
 EXPERIMENT = Experiment(
     "tab1",
     "Table 1",
     "the encoder of --model fine-tuned on CoLA, MRPC and STS-B: scores of ∇ and ζ* over seeds",
-    lambda scale: (),
-    write_all,
-    lambda view: scores(summary(view)),
     executor="local",
     measure=measure,
-    table=table,
     summary=summary,
 )

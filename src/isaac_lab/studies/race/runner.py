@@ -7,20 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from isaac_lab import method, methods, times
-from isaac_lab.charts.draw import pictures
 from isaac_lab.data.files import DataError
 from isaac_lab.executors import Call
 from isaac_lab.record import Store
-from isaac_lab.records import write_whole
 from isaac_lab.studies.calls import Means, calling, trainer
-from isaac_lab.studies.race import draw, files, standings, tables
-from isaac_lab.studies.race.course import SCALES, Course, Scale
-from isaac_lab.studies.race.entrants import REFERENCE, Entrant, arm, entrants, length
+from isaac_lab.studies.race import standings
+from isaac_lab.studies.race.race import REFERENCE, SCALES, Course, Entrant, Scale, arm, entrants
 from isaac_lab.study import Arm, outstanding, resolve, settle
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
 
-__all__ = ["RaceError", "Request", "UnknownMethodError", "check_methods", "redraw", "run"]
+__all__ = ["RaceError", "Request", "UnknownMethodError", "check_methods", "folder_of", "run"]
 
 MODES = ("eager", "captured")
 
@@ -81,12 +78,11 @@ def run(chosen: Sequence[Course], request: Request) -> list[Path]:
     return folders
 
 
-def redraw(course: Course, request: Request) -> Path:
-    """Write tables and pictures again from what is in the folder."""
+def folder_of(course: Course, request: Request) -> Path:
+    """Where a race that has been run is."""
     folder = request.out / course.workload / request.scale.name
     if not (folder / "about.json").is_file():
         raise RaceError(f"there is no race in {folder}: it has no about.json; leave out --draw-only to run it")
-    _write(Store(folder))
     return folder
 
 
@@ -106,10 +102,10 @@ class _Race:
             raise RaceError(f"{here}; name another directory for one on {self.call.device}")
         # Who fine-tunes an encoder learns its name from the environment: the workload says what it is.
         self.workload: Workload = load(_blank(course, self.scale), device=self.call.device, folder=self.call.folder)
-        self.steps = length(course, self.scale, self.workload.steps)
+        self.steps = course.length(self.scale, self.workload.steps)
 
     def run(self) -> Path:
-        """See who can start, tune everyone, run the tuned ones with several seeds, time their steps, write it down."""
+        """See who can start, tune everyone, run the tuned ones with several seeds, time their steps."""
         with self.store.writing(self.command) as mended:
             for said in mended:
                 self.means.say(said)
@@ -121,7 +117,6 @@ class _Race:
                 settle(racing, self.store, trainer(self.store, means, trained, f"{self.course.workload}, {self.scale.name}"))
             if self.request.timed:
                 self._time(about)
-            _write(self.store)
         return self.store.folder
 
     def _arm(self, entrant: Entrant) -> Arm:
@@ -169,7 +164,7 @@ class _Race:
             "trials": self.scale.trials,
             "seeds": self.scale.seeds,
             "points": min(self.scale.points, self.course.most_points),
-            "conditioning": self.course.conditioning,
+            "conditioning": self.course.sharing,
             "schedule": self.course.schedule,
             "decay": {"added": self.course.decay, "decoupled": self.course.decoupled},
             "relative": self.course.relative,
@@ -217,16 +212,9 @@ def _named(call: Call, command: str) -> Call:
 
 def _blank(course: Course, scale: Scale) -> Trial:
     """Any run of the workload."""
-    return Trial(course.workload, "sgd", small=scale.small)
+    return Trial(course.workload, REFERENCE, small=scale.small)
 
 
 def _too_long(each: float, steps: int, longest: float) -> str:
     whole = f"a step takes {each:.2g} s, a run of {steps:,} steps {each * steps / 60:.3g} minutes"
     return f"{whole}, and at most {longest / 60:.3g} are given to one"
-
-
-def _write(store: Store) -> None:
-    summary = standings.summarize(store)
-    write_whole(store.folder / "table.md", tables.markdown(summary))
-    write_whole(store.folder / "numbers.csv", files.as_csv(store, summary))
-    pictures(draw.figure(summary), store.folder / "figure")
