@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from isaac_lab.commands.training import check_writable, named_errors
+from isaac_lab.commands.training import check_writable, named_errors, place
 
 if TYPE_CHECKING:
     from isaac_lab.claims import Claim
@@ -20,8 +20,19 @@ __all__ = ["claims", "say_own_runs"]
 
 
 def claims(
-    records: Annotated[Path, typer.Option(help="Directory that isaac-newton reproduce wrote to.")] = Path("results/reproduce"),
-    bench: Annotated[Path, typer.Option(help="Directory with records of isaac-newton bench.")] = Path("results/bench"),
+    records: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory that isaac-newton reproduce wrote to. Unless given: results/reproduce, or out/reproduce.",
+            show_default=False,
+        ),
+    ] = None,
+    bench: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory with records of isaac-newton bench. Unless given: results/bench, or out/bench.", show_default=False
+        ),
+    ] = None,
     page: Annotated[
         Path | None,
         typer.Option(help="Fill the page of all figures and claims, such as docs/reproduction.md.", show_default=False),
@@ -29,8 +40,10 @@ def claims(
 ) -> None:
     """Check every claim of the paper on records; each verdict has the figures behind it."""
     console = Console()
-    for path, option, maker in ((records, "--records", "reproduce"), (bench, "--bench", "bench")):
-        if not path.is_dir():
+    read, measured = place(records, "reproduce"), place(bench, "bench")
+    for path, option, maker in ((read, "--records", "reproduce"), (measured, "--bench", "bench")):
+        # Without benchmarks, what needs them lacks data; a folder that is named must be there.
+        if not path.is_dir() and (bench is not None or path is read):
             raise typer.BadParameter(
                 f"there is no folder {str(path)!r}; isaac-newton {maker} makes records", param_hint=f"'{option}'"
             )
@@ -39,7 +52,7 @@ def claims(
         from isaac_lab.claims.evidence import Evidence
         from isaac_lab.report import docs, reproduction
     with named_errors("--records"), _named_pages():
-        evidence = Evidence(records, bench)
+        evidence = Evidence(read, measured)
         found = ledger(evidence)
         console.print(_table(found))
         console.print(_counts(found), highlight=False)
@@ -47,7 +60,7 @@ def claims(
             check_writable(page.parent, option="--page")
             docs.fill(page, reproduction.blocks(found, evidence, page.parent / "figures"))
             console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
-    say_own_runs(console, records, "--records")
+    say_own_runs(console, read, "--records")
 
 
 @contextlib.contextmanager
@@ -64,12 +77,15 @@ def say_own_runs(console: Console, read: Path, option: str) -> None:
     """What lies in out/, where runs go unless told otherwise, and whether it was counted."""
     own = Path("out/reproduce")
     found = sorted(f"{path.parts[-3]} ({path.parts[-2]})" for path in own.glob("*/*/trials.jsonl"))
-    if found and own.resolve() != read.resolve():
-        text = (
-            f"Your own runs in {own}: {', '.join(found)}. They are not counted here: smoke runs prove nothing, and others "
-            f"count with {option} {own if option == '--records' else own.parent}."
-        )
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if not found:
+        return
+    text = f"Your own runs in {own}: {', '.join(found)}. "
+    if own.resolve() == read.resolve():
+        text += "They were read; smoke runs prove nothing and decide no claim."
+    else:
+        text += "They are not counted here: smoke runs prove nothing, and others count with "
+        text += f"{option} {own if option == '--records' else own.parent}."
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(found: Sequence[tuple["Claim", "Finding"]]) -> Table:

@@ -23,6 +23,7 @@ __all__ = [
     "deadline",
     "goes_on",
     "named_errors",
+    "place",
 ]
 
 #: Exit codes: time was up; Ctrl-C; SIGTERM.
@@ -70,6 +71,12 @@ def chosen_device(device: DeviceChoice | None, *, needed: bool) -> str:
     if needed and device is DeviceChoice.CUDA and not there:
         raise typer.BadParameter("this machine has no CUDA device that torch can use; use cpu", param_hint="'--device'")
     return device.value if device else "cuda" if there else "cpu"
+
+
+def place(given: Path | None, name: str = "") -> Path:
+    """Where records are read: the folder that was named, else that of the checkout, else where commands write to."""
+    committed = Path("results") / name
+    return given or (committed if committed.is_dir() else Path("out") / name)
 
 
 def check_writable(directory: Path, *, option: str = "--out") -> None:
