@@ -8,7 +8,7 @@ import torch
 
 import isaac_newton
 from isaac_lab.bench.problems import Problem
-from isaac_lab.bench.steps import Method, missing
+from isaac_lab.bench.steps import Method
 
 __all__ = ["Mode", "modes"]
 
@@ -59,11 +59,8 @@ class Mode:
         steps: dict[str, Callable[[], object]] = {}
         skipped: dict[str, str] = {}
         for name, method in methods.items():
-            reason = missing(name)
-            if reason is None and self.captured and name in NOT_CAPTURED:
-                reason = "cannot be captured: its inverse reads an error flag back from the device"
-            if reason is not None:
-                skipped[name] = reason
+            if self.captured and name in NOT_CAPTURED:
+                skipped[name] = "cannot be captured: its inverse reads an error flag back from the device"
                 continue
             try:
                 steps[name] = self._step(problem, method, damping)

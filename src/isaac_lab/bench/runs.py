@@ -243,6 +243,6 @@ def _record(kind: str, mode: Mode, plan: Plan, cases: list[Record], options: str
             "turn_seconds": timing.TURN,
             "optimizer": f"SGD, learning rate {LEARNING_RATE}",
         },
-        **origin(threads=plan.threads, packages=("torch", "backpack-for-pytorch"), device=plan.device),
+        **origin(threads=plan.threads, device=plan.device),
         "cases": cases,
     }

@@ -29,7 +29,7 @@ NAMES = {
     "paper": "ζ* as printed",
     "zeta_star": "ζ*",
     "zeta": "ζ",
-    "kfac": "K-FAC, BackPACK",
+    "kfac": "K-FAC",
     "zeta_star reduce": "ζ*, reduce",
     "zeta_star expand": "ζ*, expand",
     "zeta_star last layer": "ζ*, last layer only",
@@ -91,12 +91,18 @@ def rows(record: Record, *, compact: bool = False) -> tuple[list[str], list[list
     body = []
     for case in cases:
         for method in case["methods"]:
-            cells = [case["title"], NAMES.get(method["name"], method["name"]), *_times(method, compact=compact)]
+            cells = [case["title"], _name(method["name"], record), *_times(method, compact=compact)]
             if published:
                 cells.append(_ratio(paper_ratio(case["name"], method["name"], record["mode"].split("-")[0])))
             cells += _memory(case, method) if with_memory else []
             body.append(cells)
     return headings, body
+
+
+def _name(method: str, record: Record) -> str:
+    # Records from before K-FAC had factors of its own.
+    old = method == "kfac" and "backpack-for-pytorch" in record["versions"]
+    return "K-FAC, BackPACK" if old else NAMES.get(method, method)
 
 
 def _point(case: Record, compact: bool) -> list[str]:
