@@ -437,7 +437,7 @@ def test_a_write_that_fails_leaves_nothing(server: Server, tmp_path: Path, monke
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(download.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     server.offer("", "mnist")
     result = invoke("fetch", "mnist", "--from", server.address, "--to", tmp_path)
     assert result.exit_code == 2
