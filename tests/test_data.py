@@ -21,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from isaac_lab import data as package
 from isaac_lab.commands import data as command
 from isaac_lab.data import catalogue, download, places, sets
 from isaac_lab.data.catalogue import FileSet, idx_set
@@ -252,8 +251,6 @@ def test_the_digits_are_a_data_set_too_and_need_no_folder(tmp_path: Path) -> Non
 
 
 def test_without_scikit_learn_the_digits_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(package, "digits", raising=False)
-    monkeypatch.delitem(sys.modules, "isaac_lab.data.digits", raising=False)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match=r"scikit-learn, which is not installed: pip install 'isaac-newton\[lab\]'"):
         load("digits")

@@ -19,7 +19,8 @@ import isaac_newton
 from isaac_lab import executors, methods
 from isaac_lab.charts.draw import draw
 from isaac_lab.cli import app
-from isaac_lab.data import digits
+from isaac_lab.data.sets import Dataset
+from isaac_lab.data.sets import load as loaded
 from isaac_lab.models import relu_network
 from isaac_lab.record import Record, Store
 from isaac_lab.report import demo as report
@@ -48,8 +49,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def data() -> digits.Digits:
-    return digits.load()
+def data() -> Dataset:
+    return loaded("digits")
 
 
 class Fabricated(Store):
@@ -205,14 +206,14 @@ def test_the_first_epochs_are_those_of_the_committed_records() -> None:
         assert trained(method, 0).column("train_loss") == pytest.approx(expected, rel=0.01)
 
 
-def test_digits_are_scaled_split_in_proportion_and_always_the_same(data: digits.Digits) -> None:
+def test_digits_are_scaled_split_in_proportion_and_always_the_same(data: Dataset) -> None:
     assert data.train_images.shape == (1440, 64)
     assert data.test_images.shape == (357, 64)
     assert data.train_images.min() == 0
     assert data.train_images.max() == 1
     shares = data.train_labels.bincount() / 1440 - data.test_labels.bincount() / 357
     assert shares.abs().max() < 0.01
-    assert torch.equal(data.train_images, digits.load().train_images)
+    assert torch.equal(data.train_images, loaded("digits").train_images)
 
 
 def test_the_network_has_five_linear_layers_named_fc() -> None:

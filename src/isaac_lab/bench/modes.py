@@ -1,7 +1,7 @@
 """How a step is executed: on the CPU with some threads, or on a GPU, operation by operation or as one CUDA graph."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ import torch
 import isaac_newton
 from isaac_lab.bench.problems import Problem
 from isaac_lab.bench.steps import Method
+from isaac_lab.products import threads
 
 __all__ = ["Mode", "modes"]
 
@@ -42,15 +43,9 @@ class Mode:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> AbstractContextManager[None]:
         """Compute with this mode's threads, afterwards with as many as before."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+        return threads(self.threads)
 
     def prepare(
         self, problem: Problem, methods: Mapping[str, Method], damping: float

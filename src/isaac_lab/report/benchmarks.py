@@ -18,9 +18,9 @@ from isaac_lab.charts.draw import draw, pictures
 from isaac_lab.charts.figure import Chart, Figure, Look, Method, look
 from isaac_lab.charts.lines import Axis, Line
 from isaac_lab.records import write, write_whole
-from isaac_lab.report.tables import table
+from isaac_lab.report.tables import Row, Table, table
 
-__all__ = ["CAPTION", "LEFT", "blocks", "markdown", "rows", "scaling_curves", "show"]
+__all__ = ["CAPTION", "LEFT", "bars", "blocks", "markdown", "rows", "scaling_curves", "show"]
 
 Record = dict[str, Any]
 
@@ -53,7 +53,7 @@ def blocks(records: Mapping[str, Record], figures: Path) -> dict[str, Callable[[
         records: By file name, oldest first.
         figures: Directory for the pictures, beside the page.
     """
-    return {"bars": lambda: _bars(records)} | {kind: partial(_records, kind, records, figures) for kind in KINDS}
+    return {"bars": lambda: bars(records).markdown()} | {kind: partial(_records, kind, records, figures) for kind in KINDS}
 
 
 def _records(kind: str, records: Mapping[str, Record], figures: Path) -> str:
@@ -151,18 +151,20 @@ def _ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def _bars(records: Mapping[str, Record]) -> str:
+def bars(records: Mapping[str, Record]) -> Table:
     """Every bar, what was measured, and whether it is reached; from the newest record that has the figure."""
-    body: list[list[str]] = []
+    rows = []
     for bar, case, limit, value, name in standings(records):
         unit = {"ratio": "", "memory": " %", "ms": " ms"}[bar.quantity]
-        row = [bar.title, case, f"≤ {limit:g}{unit}"]
+        cells = [bar.title, case, f"≤ {limit:g}{unit}"]
         if value is None:
-            body.append([*row, "–", "not measured", ""])
+            rows.append(Row((*cells, "–", "not measured", "")))
             continue
-        verdict = "reached" if value <= limit else f"**missed by {value - limit:.3f}{unit}**"
-        body.append([*row, f"{value:.3f}{unit}", verdict, f"`{name}`"])
-    return _table(["What", "Model", "Bar", "Measured", "Verdict", "Record"], body)
+        reached = value <= limit
+        verdict = "reached" if reached else f"**missed by {value - limit:.3f}{unit}**"
+        rows.append(Row((*cells, f"{value:.3f}{unit}", verdict, f"`{name}`"), marks={4: "good" if reached else "bad"}))
+    columns = ("What", "Model", "Bar", "Measured", "Verdict", "Record")
+    return Table("Bars, reached and missed", columns, tuple(rows), frozenset({0, 1, 4, 5}))
 
 
 def _method(case: Record, name: str) -> Record | None:

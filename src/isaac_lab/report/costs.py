@@ -9,9 +9,8 @@ from isaac_lab.bench.steps import BASELINE
 from isaac_lab.charts import dots
 from isaac_lab.charts.figure import Chart, Figure, Method, identifier, look
 from isaac_lab.report import parts
-from isaac_lab.report.benchmarks import LEFT, rows
+from isaac_lab.report.benchmarks import LEFT, bars, rows
 from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Row, Section, Source, Table
-from isaac_lab.words import number
 
 __all__ = ["both", "figure", "section"]
 
@@ -120,9 +119,6 @@ def published(record: Record, model: str, method: str, quantity: str) -> float |
     return own.megabytes / PAPER[BASELINE][model].megabytes if own and model in PAPER[BASELINE] else None
 
 
-UNITS = {"ratio": " ×", "memory": " %", "ms": " ms"}
-
-
 def section(records: Mapping[str, Record], directory: str) -> Section:
     """Charts and tables of every record of Table 2, and the bars."""
     chosen = {name: record for name, record in records.items() if record.get("kind") == "table2"}
@@ -184,24 +180,11 @@ def _compared(records: list[Record], quantity: str) -> Table:
 
 def _bars(records: Mapping[str, Record], directory: str) -> list[Block]:
     found = standings(records)
-    body, missed = [], 0
-    for bar, case, limit, value, name in found:
-        unit = UNITS[bar.quantity]
-        if value is None:
-            body.append(Row((bar.title, case, f"≤ {limit:g}{unit}", "–", "not measured", "–")))
-            continue
-        reached = value <= limit
-        missed += not reached
-        verdict = "reached" if reached else f"missed by {number(value - limit, 2)}{unit}"
-        cells = (bar.title, case, f"≤ {limit:g}{unit}", f"{value:.3f}{unit}", verdict, name)
-        body.append(Row(cells, marks={4: "good" if reached else "bad"}))
-    measured = sum(value is not None for *_, value, _ in found)
+    measured = [(value, limit) for _, _, limit, value, _ in found if value is not None]
     text = (
-        f"Bars are what this project set itself as the most a step may cost, all at λ = {DAMPING:g}. Of {measured} that were "
-        f"measured, {missed} are missed."
+        f"Bars are what this project set itself as the most a step may cost, all at λ = {DAMPING:g}. Of {len(measured)} that "
+        f"were measured, {sum(value > limit for value, limit in measured)} are missed."
     )
-    columns = ("What", "Model", "Bar", "Measured", "Verdict", "Record")
-    table = Table("Bars, reached and missed", columns, tuple(body), frozenset({0, 1, 4, 5}))
     names = dict.fromkeys(name for *_, name in found if name)
     source = [Source.of((f"{directory}/{name}" for name in names), (records[name] for name in names))] if names else []
-    return [Heading("bars", "The bars"), Paragraph(text), table, *source]
+    return [Heading("bars", "The bars"), Paragraph(text), bars(records), *source]

@@ -80,7 +80,7 @@ class Table:
     def html(self, words: Callable[[str], str] = escape) -> str:
         """As an element that scrolls sideways; `words` escapes a text, and may know more of it."""
         head = "".join(f'<th scope="col"{self._class(place)}>{escape(name)}</th>\n' for place, name in enumerate(self.columns))
-        body = "".join(self._html(row) for row in self.rows)
+        body = "".join(self._html(row, words) for row in self.rows)
         note = f'<p class="small">{escape(self.note)}</p>\n' if self.note else ""
         return (
             f'<div class="scroll" role="region" aria-label="{escape(self.caption)}" tabindex="0">\n<table>\n'
@@ -88,14 +88,14 @@ class Table:
             f"<tbody>\n{body}</tbody>\n</table>\n</div>\n{note}"
         )
 
-    def _html(self, row: Row) -> str:
-        first = f'<th scope="row">{escape(row.cells[0])}</th>\n'
+    def _html(self, row: Row, words: Callable[[str], str]) -> str:
+        first = f'<th scope="row">{words(row.cells[0])}</th>\n'
         if row.note:
-            cells = f'<td class="words note" colspan="{len(self.columns) - 1}">{escape(row.note)}</td>\n'
+            cells = f'<td class="words note" colspan="{len(self.columns) - 1}">{words(row.note)}</td>\n'
         else:
             classes = [self._class(place, cell, row.marks.get(place, "")) for place, cell in enumerate(row.cells)]
             named = list(zip(classes, row.cells, strict=True))[1:]
-            cells = "".join(f"<td{own}>{escape(cell)}</td>\n" for own, cell in named)
+            cells = "".join(f"<td{own}>{words(cell)}</td>\n" for own, cell in named)
         ours = ' class="ours"' if row.ours else ""
         return f"<tr{ours}>\n{first}{cells}</tr>\n"
 
