@@ -39,7 +39,7 @@ def attach(
     max_rows: int | None = None,
 ) -> None:
     for layer in model.modules():
-        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+        if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1):
             assert max_rows is None or max_rows >= 1000, "the rows that are drawn are not known here"
             layer.forward = functools.partial(_forward, layer, damping, sharing, bias)  # type: ignore[method-assign]
 

@@ -104,6 +104,7 @@ APART = "Layers that receive one tensor (q, k, v) share a conditioner in eager c
         pytest.param("linear", 2, marks=row(COMPILE, f"Linear layers: {DYNAMIC}")),
         pytest.param("convolutions", 2, marks=row(COMPILE, f"Convolutions with groups, transposed, padded: {DYNAMIC}")),
         pytest.param("encoder", 2, marks=row(COMPILE, f"Embedding and nn.TransformerEncoderLayer: {DYNAMIC}", APART)),
+        pytest.param("cells", 2, marks=row(COMPILE, f"LSTM, GRU and RNN cells: {DYNAMIC}")),
         pytest.param("bert", 1, marks=row(COMPILE, "A Hugging Face BERT: one graph, no breaks, equal to eager")),
         pytest.param("gpt2", 1, marks=row(COMPILE, "A Hugging Face GPT-2: one graph, no breaks, equal to eager")),
         pytest.param("inductor", 1, marks=row(COMPILE, "The inductor backend, every kind of layer: equal to eager")),
@@ -175,6 +176,28 @@ def test_zeta_with_extra_passes_runs_outside_of_graphs_and_says_why(compiled) ->
     found = compiled("options", "sampled")
     assert found["error"] <= 1e-12
     assert "compile without fullgraph, or use output_curvature='empirical'" in found["message"]
+
+
+@row(
+    COMPILE,
+    "ζ of drawn rows, and in convolutions: equal to eager",
+    "Each conditioned layer breaks the graph: it looks at its output's gradient. With fullgraph=True the error says so.",
+)
+def test_zeta_of_drawn_rows_runs_outside_of_graphs_and_says_why(compiled) -> None:
+    found = compiled("options", "drawn")
+    assert found["error"] <= 1e-12
+    assert "looks at the gradient of the output" in found["message"]
+
+
+@row(
+    COMPILE,
+    "nn.LSTM, nn.GRU and nn.RNN: equal to eager",
+    "They break the graph, as torch's do by themselves; with torch's allow_rnn and fullgraph=True the error says why.",
+)
+def test_recurrent_layers_run_outside_of_graphs_and_say_why(compiled) -> None:
+    found = compiled("models", "recurrent")
+    assert found["error"] <= 1e-12
+    assert "write the loop with nn.LSTMCell" in found["message"]
 
 
 @row(

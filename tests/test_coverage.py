@@ -244,7 +244,7 @@ def test_a_step_conditions_these_weights_and_leaves_every_other_gradient_plain(m
 @pytest.mark.parametrize("model_name", [name for name in MODELS if name != "U-Net"])
 def test_linear_layers_inside_a_model_get_zeta_star(model_name: str) -> None:
     plain, attached, run = twins(MODELS[model_name]())
-    isaac.attach(attached)
+    isaac.attach(attached, 1.0)
     seen = record(plain)
     step(plain, run)
     _, gradients = step(attached, run)
@@ -277,7 +277,7 @@ def test_low_rank_adapters_are_conditioned_and_the_frozen_model_stays_frozen(mod
     options = {"r": 4, "lora_dropout": 0.1, "init_lora_weights": False, "fan_in_fan_out": model_name == "GPT-2"}
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, **options))
     plain, attached, run = twins((adapted, run))
-    conditioned = conditioned_weights(attached, isaac.attach(attached))
+    conditioned = conditioned_weights(attached, isaac.attach(attached, 1.0))
     seen = record(plain)
     (output, expected), (same, actual) = step(plain, run), step(attached, run)
     assert torch.equal(output, same)

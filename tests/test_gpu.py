@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import isaac_newton as isaac
 from isaac_lab.methods.optimizers import StackedSGD
-from isaac_newton import equations
+from isaac_newton import equations, kernels
 from isaac_newton.core.conditioner import invert, multiply
 from isaac_newton.core.rows import Rows
 from isaac_newton.kernels import streams
@@ -116,6 +116,20 @@ def train(how: str, rows: int = 30, *, optimizer: str = "SGD", damping: Any = 0.
 @pytest.mark.parametrize("how", ["eager", "captured"])
 def test_training_equals_the_cpu_in_float64(how: str, rows: int) -> None:
     assert_close(train(how, rows), train("cpu", rows), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("rows", [30, 100])
+@pytest.mark.parametrize("how", ["eager", "captured", "compiled"])
+def test_the_automatic_form_equals_the_cpu_in_float64(how: str, rows: int) -> None:
+    assert_close(train(how, rows, damping="auto"), train("cpu", rows, damping="auto"), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("options", [{"max_rows": 20}, {"sharing": "reduce"}, {}], ids=str)
+@pytest.mark.parametrize("how", ["eager", "captured"])
+def test_a_kept_norm_equals_the_cpu_in_float64(how: str, options: dict[str, Any]) -> None:
+    assert_close(
+        train(how, 60, keep_norm=True, **options), train("cpu", 60, keep_norm=True, **options), TOLERANCE[torch.float32]
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
@@ -368,7 +382,7 @@ def test_a_difference_on_tensor_cores_has_the_digits_of_float32(
 ) -> None:
     torch.manual_seed(0)
     r = torch.rand(rows, features, device="cuda")
-    (made,) = invert([Rows(r, rows, in_difference=True)], 0.01, False)
+    (made,) = invert([Rows(r, rows, in_difference=True)], 0.01, "")
     assert made.inverse is not None
     gradient = torch.randn(outputs, features, device="cuda").to(dtype)
     (found,) = multiply([gradient], [made])
@@ -536,12 +550,12 @@ def test_an_inverse_swept_in_blocks_agrees_with_float64(size: int) -> None:
     exact = equations.inverse(x.double(), 1 / (size * 0.5))
     for damping in (0.5, torch.tensor(0.5, device="cuda")):
         for in_difference, wanted in ((False, exact), (True, exact / (size * 0.5))):
-            (made,) = invert([Rows(x, size, in_difference=in_difference)], damping, False)
+            (made,) = invert([Rows(x, size, in_difference=in_difference)], damping, "")
             assert made.inverse is not None
             assert made.failures == 0
             assert_close(made.inverse, wanted, TOLERANCE[torch.float32])
     x[size // 2 :] = x[: size - size // 2].clone()  # singular but for the damping
-    (made,) = invert([Rows(x, size)], 1e-9, False)
+    (made,) = invert([Rows(x, size)], 1e-9, "")
     found = made.inverse
     assert found is not None
     assert found.isfinite().all()
@@ -558,13 +572,13 @@ def test_products_of_a_list_agree_with_float64(outputs: int, features: int, rows
     few = rows < features
     for damping in (0.5, torch.tensor(0.5, device="cuda")):
         for _ in range(2):  # the first launch compiles, the second goes past that
-            made = invert([Rows(r, rows, in_difference=few) for r in rs], damping, False)
+            made = invert([Rows(r, rows, in_difference=few) for r in rs], damping, "")
             found = multiply(gradients, made)
         for r, gradient, result in zip(rs, gradients, found, strict=True):
             moment = r.double().mT @ r.double() / (rows * 0.5)
             exact = torch.linalg.solve(moment + torch.eye(features, device="cuda"), gradient.double(), left=False)
             assert_close(result, exact, TOLERANCE[torch.float32])
-            (alone,) = multiply([gradient], invert([Rows(r, rows, in_difference=few)], damping, False))
+            (alone,) = multiply([gradient], invert([Rows(r, rows, in_difference=few)], damping, ""))
             assert torch.equal(result, alone)
 
 
@@ -628,7 +642,7 @@ def test_a_graph_that_is_kept_gives_the_same_again_in_a_captured_step() -> None:
 
 def test_without_triton_the_library_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with_triton = train("eager")
-    monkeypatch.setattr(kernels, "_has_triton", lambda: False)
+    monkeypatch.setattr(kernels, "has_triton", lambda: False)
     assert_close(train("eager"), with_triton, TOLERANCE[torch.float32])
 
 

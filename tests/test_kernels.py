@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from isaac_newton.math import equations
+
 CHECKS: dict[str, Callable[[str], None]] = {}
 
 
@@ -71,7 +73,8 @@ def check_inverses(module: Any, xs: list[Tensor], strength: float | Tensor, rela
             assert result.multiplied.is_contiguous()
             assert relative_error(result.multiplied, multiplied) < 2 * allowed
         if kind & module.GRAM:
-            assert relative_error(result.gram, gram) < 2e-6
+            # Of numbers of half precision: tensor cores add up with fewer digits than float32 has.
+            assert relative_error(result.gram, gram) < (2e-6 if x.dtype is torch.float32 else 1e-5)
         if number % 3 == 0:
             assert same(module.inverses([x], strength, relative, [kind])[0], result), "the list shows in the bits"
 
@@ -146,7 +149,7 @@ def exact_inverse_of_rows(r: Tensor) -> Tensor:
 def subtract(device: str) -> None:
     module = kernels("subtract")
     # The interpreter cuts digits off where it rounds to bfloat16.
-    rounding = {torch.float32: 2e-6, torch.bfloat16: 2**-9 if device == "cuda" else 2**-7, torch.float16: 2**-11}
+    rounding = {torch.float32: 2e-6, torch.bfloat16: 2**-8 if device == "cuda" else 2**-7, torch.float16: 2**-11}
     for dtype, transposed in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.float16, True)):
         cases = DIFFERENCES if device == "cuda" or dtype is torch.float32 else DIFFERENCES[:5]
         gradients, rows, multiplied, inverses = differences(device, dtype, transposed, cases)
@@ -218,9 +221,9 @@ def inverse_large(device: str) -> None:
 
 @check
 def largest_eigenvalue(device: str) -> None:
-    """Both kernels estimate it as `eigenvalue` does, also where rows cancel each other."""
-    estimate = kernels("eigenvalue").largest_eigenvalue
-    x = torch.randn(24, 40, device=device)
+    """Both kernels estimate it as `equations` does, also where rows cancel each other."""
+    estimate = equations.largest_eigenvalue
+    x = torch.randn(24, 40).to(device)  # the same on every device: how fast the products find it depends on the numbers
     for rows in (x, torch.cat([x, -x]), torch.cat([x, torch.zeros_like(x)])):
         gram = rows.double() @ rows.double().mT
         expected = estimate(gram).item()
@@ -233,6 +236,10 @@ def largest_eigenvalue(device: str) -> None:
 
 
 # Drawn rows
+
+
+def window_of(module: Any, x: Tensor, *how: Any) -> Any:
+    return module.Window(x, x.shape, x.stride(), *how)
 
 
 def rows_of(window: Any) -> Tensor:
@@ -259,18 +266,20 @@ def draws(device: str) -> None:
     module = kernels("draws")
 
     def linear(x: Tensor) -> Any:
-        return module.Window(x.movedim(-1, 1), (1,), (1,), (0,), (1,), (x.shape[1],))
+        return window_of(module, x.movedim(-1, 1), (1,), (1,), (0,), (1,), (x.shape[1],))
 
     image = torch.randn(5, 16, 9, 8, device=device)
     windows = [
         linear(torch.randn(4, 30, 70, device=device)),
         linear(torch.randn(3, 50, 144, device=device).bfloat16()),
         linear(torch.randn(30, 5, 7, device=device).movedim(0, 1)[:, ::2]),
-        module.Window(image[:, :3], (3, 3), (2, 1), (1, 0), (1, 2), (5, 4)),
-        module.Window(image.to(memory_format=torch.channels_last), (3, 3), (1, 1), (1, 1), (1, 1), (9, 8), True),
-        module.Window(torch.randn(2, 3, 4, 5, 6, device=device).half(), (2, 1, 3), (1, 2, 1), (1, 0, 1), (1, 1, 1), (4, 3, 6)),
-        module.Window(torch.randn(9, 4, 20, device=device), (5,), (3,), (2,), (1,), (7,)),
-        module.Window(image, (1, 1), (2, 2), (0, 0), (1, 1), (5, 4)),
+        window_of(module, image[:, :3], (3, 3), (2, 1), (1, 0), (1, 2), (5, 4)),
+        window_of(module, image.to(memory_format=torch.channels_last), (3, 3), (1, 1), (1, 1), (1, 1), (9, 8), True),
+        window_of(
+            module, torch.randn(2, 3, 4, 5, 6, device=device).half(), (2, 1, 3), (1, 2, 1), (1, 0, 1), (1, 1, 1), (4, 3, 6)
+        ),
+        window_of(module, torch.randn(9, 4, 20, device=device), (5,), (3,), (2,), (1,), (7,)),
+        window_of(module, image, (1, 1), (2, 2), (0, 0), (1, 1), (5, 4)),
     ]
     rows = [rows_of(window) for window in windows]
     numbers = [7 * number for number in range(len(windows))]
@@ -372,7 +381,7 @@ def tables(device: str) -> None:
 def conditioned(rows: int, gradients: list[Tensor], xs: list[Tensor], strength: Tensor, seed: Tensor) -> list[Tensor]:
     """All stages, as a step runs them."""
     draw, invert, difference = kernels("draws"), kernels("inverse_small"), kernels("subtract")
-    windows = [draw.Window(x.movedim(-1, 1), (1,), (1,), (0,), (1,), (x.shape[1],)) for x in xs]
+    windows = [window_of(draw, x.movedim(-1, 1), (1,), (1,), (0,), (1,), (x.shape[1],)) for x in xs]
     drawn = draw.drawn(windows, rows, seed, range(len(xs)))
     kinds = [invert.MULTIPLIED + invert.SCALED + invert.GRAM] * len(xs)
     small = invert.inverses(drawn, strength, "largest", kinds)

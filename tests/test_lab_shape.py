@@ -9,7 +9,7 @@ import pytest
 
 LAB = Path(__file__).parent.parent / "src" / "isaac_lab"
 #: All lines of the laboratory. It may be lowered; only new studies raise it.
-CEILING = 16_705
+CEILING = 18_760
 FILES = sorted(LAB.rglob("*.py"))
 
 
@@ -29,7 +29,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
             assert (node.end_lineno or 0) - start < 60, node.name
 
 
-STUDIES = ["studies.paper", "studies.race.runner", "studies.dampings", "commands.demo"]
+STUDIES = ["studies.paper", "studies.race.runner", "studies.recipes", "studies.dampings", "commands.demo"]
 #: The one loop, the one store, the one `resolve`, and what they stand on.
 ONES = ["study", "record", "training", "networks", "executors", "trial"]
 

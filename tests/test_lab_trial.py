@@ -57,6 +57,8 @@ def test_every_field_changes_the_key() -> None:
         "points": 5,
         "seed": 1,
         "small": True,
+        "split": "validation",
+        "rules": "0123456789ab",
     }
     assert set(changed) == {field.name for field in fields(Trial)}
     keys = {replace(TRIAL, **{name: value}).key for name, value in changed.items()}  # type: ignore[arg-type]
@@ -88,7 +90,7 @@ def test_settings_are_taken_and_changed_by_name() -> None:
         ({"points": 0}, "points must be a whole number >= 1, got 0"),
         ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
         ({"seed": True}, "seed must be a whole number >= 0, got True"),
-        ({"schedule": "zigzag"}, "schedule must be one of constant, cosine, linear, got 'zigzag'"),
+        ({"schedule": "zigzag"}, "schedule must be one of constant, cosine, linear, straight, stepped, got 'zigzag'"),
         ({"settings": (("learning_rate", 0.0),)}, "learning_rate must be > 0, got 0.0"),
         ({"settings": (("learning_rate", math.inf),)}, "learning_rate must be finite, got inf"),
         ({"settings": (("damping", math.nan),)}, "damping must be > 0, got nan"),
@@ -138,7 +140,9 @@ def test_measured_steps_are_even_and_include_both_ends() -> None:
 
 
 def test_a_setting_that_a_method_does_not_take_is_named() -> None:
-    with pytest.raises(TrialError, match="sgd takes no damping; it takes learning_rate, weight_decay"):
+    with pytest.raises(
+        TrialError, match="sgd takes no damping; it takes clip, drop, drops, floor, learning_rate, warm_up, weight_decay"
+    ):
         method.check(replace(TRIAL, method="sgd"))
     with pytest.raises(TrialError, match="curvature must be sampled or empirical, got 'exact'"):
         method.check(TRIAL.having(curvature="exact"))

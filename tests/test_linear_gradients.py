@@ -234,25 +234,19 @@ def test_an_infinite_damping_is_the_plain_gradient() -> None:
         assert_close(grad, gradients(plain, x)[name], 1e-14)
 
 
-@pytest.mark.parametrize("mode", ["eval", "no_grad", "inference_mode"])
-def test_outside_training_nothing_is_conditioned_or_saved(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_without_gradients_nothing_is_conditioned_or_saved(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = mlp()
     model = copy.deepcopy(plain)
     isaac.attach(model, damping=0.1)
     x = torch.randn(6, 7, dtype=torch.float64)
 
     def forbidden(*args: object) -> None:
-        raise AssertionError("conditioned outside training")
+        raise AssertionError("conditioned where no gradient is computed")
 
     monkeypatch.setattr("isaac_newton.torch_private.call", forbidden)
-    if mode == "eval":
-        plain.eval()
-        model.eval()
-        for name, grad in gradients(model, x).items():
-            assert torch.equal(grad, gradients(plain, x)[name])
-    else:
-        with getattr(torch, mode)():
-            assert torch.equal(model(x), plain(x))
+    with getattr(torch, mode)():
+        assert torch.equal(model(x), plain(x))
 
 
 @pytest.mark.parametrize("amp", [torch.bfloat16, torch.float16])

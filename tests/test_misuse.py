@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 import isaac_newton as isaac
 
@@ -61,6 +62,23 @@ def schedule_returning(value: Any) -> None:
     model(a).sum().backward()
 
 
+class Own(nn.Module):
+    """A norm of somebody's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+
+class Tables(nn.Module):
+    """As vision transformers begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.positions = nn.Parameter(torch.ones(1, 1, 4)), nn.Parameter(torch.ones(1, 9, 4))
+        self.scale = Own()
+
+
 MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "zero damping": (lambda: isaac.attach(net(), damping=0.0), ValueError, ["damping must be > 0", "0.0", "math.inf"]),
     "negative damping": (lambda: isaac.attach(net(), damping=-1.0), ValueError, ["damping must be > 0", "-1.0"]),
@@ -95,6 +113,37 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "everything excluded": (lambda: isaac.attach(net(), exclude="*"), ValueError, ["no layer", "exclude='*'"]),
     "pattern of another type": (lambda: isaac.attach(net(), layers=3), TypeError, ["layers", "3"]),
     "patterns of another type": (lambda: isaac.attach(net(), layers=[3]), TypeError, ["layers", "3"]),
+    "pattern of a part": (
+        lambda: isaac.attach(nn.ModuleDict({"encoder": net()}), layers="encoder"),
+        ValueError,
+        ["layers='encoder'", "did you mean 'encoder.*'?"],
+    ),
+    "pattern for a model that is one layer": (
+        lambda: isaac.attach(nn.Linear(3, 3), layers="fc"),
+        ValueError,
+        ["layers='fc'", "(the model itself)"],
+    ),
+    "an optimizer for a damping": (
+        lambda: isaac.attach(net(), torch.optim.SGD(net().parameters())),
+        TypeError,
+        ["damping", "SGD", "handle.bind(optimizer)"],
+    ),
+    "own norms and tables of positions": (
+        lambda: isaac.attach(Tables()),
+        ValueError,
+        ["scale: Own owns only vectors", "tables"],
+    ),
+    "a suggestion from a loader": (
+        lambda: isaac.suggest_damping(net(), DataLoader(torch.ones(4, 5))),
+        TypeError,
+        ["DataLoader", "next(iter(loader))"],
+    ),
+    "a suggestion from a tuple": (lambda: isaac.suggest_damping(net(), (a, g)), TypeError, ["tuple", "(model, *inputs)"]),
+    "a suggestion for a model without values": (
+        lambda: isaac.suggest_damping(net().to("meta"), a.to("meta")),
+        ValueError,
+        ["'0.weight'", "meta device"],
+    ),
     "attaching twice": (attach_twice, ValueError, ["'0'", "already attached", "detach"]),
     "detaching what is not attached": (lambda: isaac.detach(net()), ValueError, ["nothing is attached", "isaac_newton.attach"]),
     "detaching no model": (lambda: isaac.detach(None), TypeError, ["nn.Module", "NoneType"]),
@@ -150,3 +199,14 @@ def test_a_refused_attachment_leaves_the_model_alone() -> None:
     with pytest.raises(ValueError, match="matches no layer"):
         isaac.attach(model, layers=["0", "nowhere"])
     assert [dict(vars(module)) for module in model.modules()] == before
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+def test_a_scripted_model_is_refused_with_its_reason() -> None:
+    with pytest.raises(ValueError, match=r"torch\.jit\.script has compiled it"):
+        isaac.attach(torch.jit.script(net()))
+
+
+def test_a_suggestion_takes_inputs_by_name() -> None:
+    model = net()
+    assert isaac.suggest_damping(model, input=a).damping == isaac.suggest_damping(model, a).damping

@@ -175,9 +175,35 @@ def test_the_gradients_of_a_convolution_one_by_one() -> None:
         torch.testing.assert_close(torch_private.convolution_gradients(g, x, layer.weight, how, flags)[number], each)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_look_their_kernels_up_by_a_name(kind: type[nn.RNNBase], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = {nn.LSTM: "lstm", nn.GRU: "gru", nn.RNN: "rnn_tanh"}[kind]
+    layer, x, calls = kind(2, 3), torch.randn(4, 1, 2), []
+    kernel, cell = torch_private.recurrent_kernel(name), torch_private.recurrent_kernel(f"{name}_cell")
+
+    class Kernels:
+        @staticmethod
+        def seen(*args: Any) -> Any:
+            calls.append(args)
+            return kernel(*args)
+
+    setattr(Kernels, name, Kernels.seen)
+    wanted = layer(x)[0]
+    monkeypatch.setattr(nn.modules.rnn, torch_private.RECURRENT_KERNELS, Kernels)
+    assert torch.equal(layer(x)[0], wanted)
+    # Input, state, weights in the order of the parameters' names, then how.
+    (args,) = calls
+    assert args[0] is x
+    assert all(map(lambda mine, theirs: mine is theirs, args[2], layer.parameters()))
+    assert args[3:] == (True, 1, 0.0, True, False, False)
+    state = torch.zeros(1, 3)
+    last = cell(x[0], (state, state) if kind is nn.LSTM else state, *layer.parameters())
+    torch.testing.assert_close(last[0] if kind is nn.LSTM else last, wanted[0])
+
+
 def test_no_other_file_uses_a_private_name_of_torch() -> None:
     private = re.compile(
-        r"torch\._[a-zA-Z]|_execution_engine|\._version\b|\._base\b|\._backward_hooks|_post_accumulate|ops\.aten\._"
+        r"torch\._[a-zA-Z]|_execution_engine|\._version\b|\._base\b|\._backward_hooks|\._post_accumulate|ops\.aten\._"
     )
     found = {
         f"{path.relative_to(SOURCES)}:{number}"
@@ -187,3 +213,25 @@ def test_no_other_file_uses_a_private_name_of_torch() -> None:
         if private.search(line)
     }
     assert found == set()
+
+
+def test_hooks_before_a_forward_pass_are_removed_by_what_they_are() -> None:
+    layer, seen = nn.Linear(2, 2), []
+    for number, options in enumerate(({}, {"with_kwargs": True})):
+        layer.register_forward_pre_hook(lambda *args, number=number: seen.append(number), **options)
+    torch_private.remove_forward_pre_hooks(
+        layer, lambda hook: hook.__kwdefaults__ == {"number": 1} or hook.__defaults__ == (1,)
+    )
+    layer(torch.ones(1, 2))
+    assert seen == [0]
+    assert not layer._forward_pre_hooks_with_kwargs
+
+
+def test_fsdp_marks_what_it_flattens() -> None:
+    from torch.distributed.fsdp import FlatParameter
+
+    parameter: Any = nn.Parameter(torch.ones(3))
+    assert not torch_private.is_flattened(parameter)
+    parameter._is_flat_param = True  # as FSDP's handles do
+    assert torch_private.is_flattened(parameter)
+    assert isinstance(parameter, FlatParameter)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from isaac_lab.trial import Trial, TrialError
 
-__all__ = ["METHODS", "Method", "UnableError", "capturable", "check", "find", "missing"]
+__all__ = ["METHODS", "SHARED", "Method", "UnableError", "capturable", "check", "find", "missing"]
 
 
 class UnableError(TrialError):
@@ -39,42 +39,55 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "sgd": Method("SGD", ("weight_decay",), stacks=True),
         "momentum": Method("SGD + momentum", ("weight_decay",), stacks=True),
-        "adam": Method("Adam", stacks=True),
-        "adamw": Method("AdamW", ("weight_decay",)),
+        "adadelta": Method("Adadelta"),
+        "adam": Method("Adam", ("weight_decay",), stacks=True),
+        "adamw": Method("AdamW", ("beta2", "decays", "weight_decay")),
         "muon": Method("Muon + AdamW", ("second_rate", "weight_decay")),
         "soap": Method("SOAP", ("weight_decay",), "pytorch_optimizer", "pytorch_optimizer", captured=False),
         # Its inverses read an error flag back from the device, which a CUDA graph cannot.
         "kfac": Method("K-FAC", ("curvature", "damping", "every", "layers", "weight_decay"), captured=False),
     }
 )
-#: What "+isaac" takes: ζ*, and ζ where there is an output damping.
-ISAAC = ("curvature", "damping", "layers", "max_rows", "output_damping", "relative", "running", "sharing")
+#: Settings of the loop, which every method takes: the largest norm of the gradient, and what a schedule needs.
+SHARED = ("learning_rate", "clip", "drop", "drops", "floor", "warm_up")
+#: What may stand after a "+", and what it takes: ζ*, or ζ where there is an output damping; and the line `isaac.attach(model)`
+#: with nothing else.
+CONDITIONINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "isaac": ("curvature", "damping", "layers", "max_rows", "output_damping", "relative", "running", "sharing"),
+        "line": (),
+    }
+)
 
 
-def find(name: str) -> tuple[Method, bool]:
-    """The method, and whether ISAAC conditions its gradient."""
+def find(name: str) -> tuple[Method, str]:
+    """The method, and how its gradient is conditioned: a key of `CONDITIONINGS` or ""."""
     base, plus, how = name.partition("+")
-    if base not in METHODS or (plus and how != "isaac"):
-        raise TrialError(f"there is no method {name!r}; there are {', '.join(METHODS)}, alone or with +isaac")
-    return METHODS[base], bool(plus)
+    if base not in METHODS or (plus and how not in CONDITIONINGS):
+        words = " or ".join(f"+{known}" for known in CONDITIONINGS)
+        raise TrialError(f"there is no method {name!r}; there are {', '.join(METHODS)}, alone or with {words}")
+    return METHODS[base], how
 
 
 def check(trial: Trial) -> None:
     """Refuse a setting that the method does not take."""
-    method, ours = find(trial.method)
-    allowed = {"learning_rate", *method.takes, *(ISAAC if ours else ())}
+    method, how = find(trial.method)
+    allowed = {*SHARED, *method.takes, *CONDITIONINGS.get(how, ())}
     for name, value in trial.settings:
         if name not in allowed:
             raise TrialError(f"{trial.method} takes no {name}; it takes {', '.join(sorted(allowed))}")
         if name == "curvature" and value not in ("sampled", "empirical"):
             raise TrialError(f"curvature must be sampled or empirical, got {value!r}")
+        if name == "decays" and value not in ("all", "matrices"):
+            raise TrialError(f"decays must be all or matrices, got {value!r}")
 
 
 def capturable(trial: Trial) -> bool:
     """Whether the step can be a CUDA graph."""
-    method, _ = find(trial.method)
+    method, how = find(trial.method)
     # Rows are drawn on the host: a graph would keep the first draw, and cannot copy it to the device.
-    return method.captured and not trial.get("running") and trial.get("max_rows") is None
+    # Who adds the line to a script has an eager step.
+    return method.captured and how != "line" and not trial.get("running") and trial.get("max_rows") is None
 
 
 def missing(trial: Trial) -> str:

@@ -196,10 +196,10 @@ class Graphs:
 
 def can_stack(trial: Trial) -> bool:
     """Whether an ensemble can train this run."""
-    found, _ = method.find(trial.method)
+    found, how = method.find(trial.method)
     own = {"learning_rate", "damping", "output_damping", "curvature"}
     chain = trial.workload in ("mnist-mlp", "mnist-autoencoder", "fashion-autoencoder")
-    return chain and found.stacks and trial.schedule == "constant" and set(dict(trial.settings)) <= own
+    return chain and found.stacks and how != "line" and trial.schedule == "constant" and set(dict(trial.settings)) <= own
 
 
 def alike(trial: Trial) -> Trial | None:

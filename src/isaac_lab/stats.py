@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy import stats
 
-__all__ = ["LEVEL", "Difference", "against", "contrast", "sample"]
+__all__ = ["LEVEL", "Difference", "against", "contrast", "exceeds", "holm", "interval", "sample"]
 
 #: A difference counts below this p.
 LEVEL = 0.05
@@ -50,13 +50,44 @@ class Difference:
 
 def contrast(*samples: Sequence[float], weights: Sequence[float] = (1.0, -1.0)) -> Difference:
     """The weighted sum of the samples' means, with Welch's p that it is zero; each sample needs two values at least."""
+    value, error, freedom = _welch(samples, weights)
+    if not error:
+        return Difference(value, 0.0 if value else 1.0)
+    return Difference(value, float(2 * stats.t.sf(abs(value) / error, freedom)))
+
+
+def exceeds(first: Sequence[float], second: Sequence[float], by: float) -> float:
+    """Welch's one-sided p: how likely such samples are where the first mean is not above the second one plus `by`."""
+    value, error, freedom = _welch((first, second), (1.0, -1.0))
+    if not error:
+        return 0.0 if value > by else 1.0
+    return float(stats.t.sf((value - by) / error, freedom))
+
+
+def interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Where the difference of the means lies, by Welch, at 1 − `LEVEL`."""
+    value, error, freedom = _welch((first, second), (1.0, -1.0))
+    half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * error if error else 0.0
+    return value - half, value + half
+
+
+def holm(found: Mapping[str, float]) -> dict[str, float]:
+    """Each p for that many tests made at once (Holm 1979): the smallest times their number, the next times one less."""
+    adjusted, highest = {}, 0.0
+    for number, (name, p) in enumerate(sorted(found.items(), key=lambda item: item[1])):
+        highest = max(highest, min(1.0, p * (len(found) - number)))
+        adjusted[name] = highest
+    return adjusted
+
+
+def _welch(samples: Sequence[Sequence[float]], weights: Sequence[float]) -> tuple[float, float, float]:
+    """The weighted sum of the means, its standard error, and the degrees of freedom of that; none where there is no error."""
     value = math.fsum(weight * fmean(sample) for sample, weight in zip(samples, weights, strict=True))
     parts = [weight**2 * variance(sample) / len(sample) for sample, weight in zip(samples, weights, strict=True)]
     error = math.sqrt(math.fsum(parts))
     if not error:
-        return Difference(value, 0.0 if value else 1.0)
-    freedom = error**4 / math.fsum(part**2 / (len(sample) - 1) for sample, part in zip(samples, parts, strict=True))
-    return Difference(value, float(2 * stats.t.sf(abs(value) / error, freedom)))
+        return value, 0.0, 0.0
+    return value, error, error**4 / math.fsum(part**2 / (len(own) - 1) for own, part in zip(samples, parts, strict=True))
 
 
 def against(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:

@@ -21,8 +21,8 @@ __all__ = ["measure", "seconds", "start", "threads"]
 
 #: Seconds of a method's turn: several of the longest periods in which a method does something once.
 TURN = 0.2
-#: Batches that a method goes round and round with.
-BATCHES = 8
+#: Batches that a method goes round and round with; PPO plays once in so many steps.
+BATCHES = 16
 #: So many graphs of each method share the rounds: where its tensors happen to lie makes a graph a little faster or slower.
 CAPTURES = 3
 #: Steps that are timed at the start, after those that warm up and capture.

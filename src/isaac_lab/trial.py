@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
-__all__ = ["SCHEDULES", "Settings", "Trial", "TrialError", "Value", "parse"]
+__all__ = ["SCHEDULES", "SPLITS", "Settings", "Trial", "TrialError", "Value", "parse"]
 
 Value: TypeAlias = str | int | float | bool | tuple[int, ...]
 #: Names and values, sorted by name.
 Settings: TypeAlias = tuple[tuple[str, Value], ...]
 
-#: Of the learning rate: constant; half a cosine down to zero; up over the first tenth, then straight down to zero.
-SCHEDULES = ("constant", "cosine", "linear")
+#: Of the learning rate: constant; half a cosine down to zero, or after `warm_up` steps to `floor`; up over the first tenth,
+#: then straight down to zero; "straight" without the first part; times `drop` after each of `drops` equal parts.
+SCHEDULES = ("constant", "cosine", "linear", "straight", "stepped")
+#: What is measured besides the training examples: those for tests, or some cut from the training examples, for searches.
+SPLITS = ("test", "validation")
 WARM_UP = 0.1
 _LOWEST = {"steps": 1, "points": 1, "seed": 0}
 _POSITIVE = ("learning_rate", "second_rate", "damping", "output_damping")
@@ -38,6 +41,8 @@ class Trial:
         points: How often the network is measured, evenly over the steps; besides, it is measured untrained.
         seed: Of weights, order and everything random.
         small: The small form of the workload, for a smoke test.
+        split: One of `SPLITS`. A run that says "validation" never sees the examples for tests.
+        rules: Hash of the rules that the run was made by; other rules make other runs.
     """
 
     workload: str
@@ -49,12 +54,16 @@ class Trial:
     points: int = 20
     seed: int = 0
     small: bool = False
+    split: str = "test"
+    rules: str = ""
 
     def __post_init__(self) -> None:
         for name in ("settings", "variant"):
             object.__setattr__(self, name, tuple(sorted((str(key), _plain(key, value)) for key, value in getattr(self, name))))
         if self.schedule not in SCHEDULES:
             raise TrialError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
+        if self.split not in SPLITS:
+            raise TrialError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
         for name, lowest in _LOWEST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
@@ -105,13 +114,21 @@ class Trial:
         """For people to read."""
         words = [self.workload, *(f"{name} {_shown(value)}" for name, value in self.variant), self.method]
         words += [f"{_LETTERS.get(name, name)} {_shown(value)}" for name, value in self.settings]
+        words += [self.split] if self.split != SPLITS[0] else []
         return " ".join([*words, f"seed {self.seed}"])
 
     def share(self, step: int) -> float:
         """The learning rate's share of its largest at a step, counted from 0."""
         done = step / self.steps
         if self.schedule == "cosine":
-            return (1 + math.cos(math.pi * done)) / 2
+            up, floor = int(self.get("warm_up", 0)), float(self.get("floor", 0.0))
+            if step < up:
+                return (step + 1) / (up + 1)
+            return floor + (1 - floor) * (1 + math.cos(math.pi * (step - up) / (self.steps - up))) / 2
+        if self.schedule == "straight":
+            return 1 - done
+        if self.schedule == "stepped":
+            return float(self.get("drop", 1.0)) ** int(done * self.get("drops", 1))
         if self.schedule == "linear":
             return min((step + 1) / max(1, WARM_UP * self.steps), (1 - done) / (1 - WARM_UP))
         return 1.0

@@ -32,6 +32,17 @@ WORKLOADS: Mapping[str, str] = {
     "mrpc": "glue",
     "stsb": "glue",
     "cola-64": "glue",
+    "mnist-cnn": "convnet",
+    "mnist-vae": "vae",
+    "deep-autoencoder": "autoencoder",
+    "cifar-vit": "vit",
+    "nano-gpt": "gpt",
+    "char-lstm": "lstm",
+    "fourier-field": "field",
+    "siren": "field",
+    "tabular": "tabular",
+    "antiderivative": "operator_net",
+    "cartpole": "ppo",
 }
 
 
@@ -105,7 +116,7 @@ class Workload(abc.ABC):
         raise TrialError(f"{self.title} draws no labels: ζ and K-FAC are for chains of linear layers")
 
 
-#: `factory(small, device, folder, **variant)`, and what may be in the variant.
+#: `factory(small, device, folder, **variant)`, and what may be in the variant; "split" where examples can be cut for searches.
 _Factory = Callable[..., Workload]
 _FACTORIES: dict[str, tuple[_Factory, tuple[str, ...]]] = {}
 
@@ -128,23 +139,28 @@ def load(trial: Trial, *, device: str, folder: Path | None = None) -> Workload:
         device: "cpu" or "cuda".
         folder: Where data sets are looked for first.
     """
-    made = _load(trial.workload, trial.small, trial.variant, device, folder)
+    made = _load(trial.workload, trial.small, trial.variant, trial.split, device, folder)
     if trial.get("model", made.network) != made.network:
         raise TrialError(f"the run is of {trial.get('model')!r}, the workload has {made.network!r}")
     return made
 
 
 @lru_cache(maxsize=4)
-def _load(name: str, small: bool, variant: Settings, device: str, folder: Path | None) -> Workload:
+def _load(name: str, small: bool, variant: Settings, split: str, device: str, folder: Path | None) -> Workload:
     if name not in WORKLOADS:
         raise TrialError(f"there is no workload {name!r}; there are {', '.join(WORKLOADS)}")
     importlib.import_module(f"isaac_lab.workloads.{WORKLOADS[name]}")
     factory, allowed = _FACTORIES[name]
     for key, _ in variant:
-        if key not in (*allowed, "model"):
-            known = ", ".join(allowed) or "none"
+        if key not in (*allowed, "model") or key == "split":
+            known = ", ".join(own for own in allowed if own != "split") or "none"
             raise TrialError(f"{name} has no variant {key!r}; it has {known}")
-    return factory(small, device, folder, **{key: value for key, value in variant if key in allowed})
+    options = {key: value for key, value in variant if key in allowed}
+    if split != "test":
+        if "split" not in allowed:
+            raise TrialError(f"{name} has no examples for searches")
+        options["split"] = split
+    return factory(small, device, folder, **options)
 
 
 def seeded(build: "Callable[[], nn.Module]", seed: int) -> "nn.Module":

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from isaac_newton.core.options import LIVE, Run, draw_seed, is_kfac
 from isaac_newton.kernels.streams import Capture
-from isaac_newton.math.damping import number
+from isaac_newton.math.damping import RelativeTo, number
 from isaac_newton.torch_private import version
 
 __all__ = ["CapturedStep", "capture"]
@@ -176,7 +176,7 @@ class _DeviceNumbers:
         self._run = weakref.ref(run)
         self._damping, self._output_damping = (_DeviceNumber(device, torch.float32) for _ in range(2))
         self._seed = _DeviceNumber(device, torch.int64)
-        self._kinds: tuple[bool, bool] | None = None
+        self._kinds: tuple[RelativeTo, RelativeTo] | None = None
         self._write(run)
 
     @contextlib.contextmanager
@@ -202,7 +202,7 @@ class _DeviceNumbers:
     def _write(self, run: Run) -> None:
         step = run.backward_passes  # of the pass to come
         strength, relative = number(run.damping, step)
-        output, output_relative = 1.0, False
+        output, output_relative = 1.0, relative
         if run.conditions_outputs and not is_kfac(run.output_damping):
             output, output_relative = number(run.output_damping, step)  # type: ignore[arg-type]
         if self._kinds not in (None, (relative, output_relative)):

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from isaac_newton import kernels
+from isaac_newton.core.conditioner import MOST_SWEPT
 from isaac_newton.core.options import check_count
 from isaac_newton.kernels import cpu
 from isaac_newton.math import equations
@@ -189,8 +190,8 @@ def _inverse(
     """
     # With rows over √λ the damping of every copy is 1.
     x = x * damping.rsqrt()[:, None, None] if isinstance(damping, Tensor) else x
-    if kernels.can_group(x) and x.dtype is torch.float32 and x.shape[1] <= 128 and x.is_contiguous():
-        return _inverse_by_triton(x, rows, in_difference)
+    if kernels.can_group(x) and x.dtype is torch.float32 and x.shape[1] <= MOST_SWEPT:
+        return _inverse_by_triton(x.contiguous(), rows, in_difference)
     if x.is_cuda:
         inverse = equations.inverse(equations.precise(x), 1 / rows)
         identity = torch.eye(x.shape[1], dtype=inverse.dtype, device=x.device)
@@ -209,10 +210,11 @@ def _inverse(
 
 
 def _inverse_by_triton(x: Float[Tensor, "copies k l"], rows: int, in_difference: bool) -> Float[Tensor, "copies k k"]:
-    from isaac_newton.kernels.inverse_small import SCALED, inverses
+    from isaac_newton.kernels import inverse_large, inverse_small
 
+    inverses = inverse_small.inverses if x.shape[1] <= inverse_small.MOST else inverse_large.inverses
     # The kernel divides by the rows that it sees, which are the layer's unless x is on the side of the features.
-    kinds = [SCALED if in_difference else 0] * len(x)
+    kinds = [inverse_small.SCALED if in_difference else 0] * len(x)
     return torch.stack([made.inverse for made in inverses(x.unbind(), rows / x.shape[1], "", kinds)])
 
 

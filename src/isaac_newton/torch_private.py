@@ -13,6 +13,8 @@ from torch.autograd import forward_ad
 
 __all__ = [
     "BATCH_NORMS",
+    "RECURRENT_KERNELS",
+    "REPLICATE",
     "after_backward",
     "base",
     "break_graph",
@@ -25,11 +27,16 @@ __all__ = [
     "has_backward_hooks",
     "has_values",
     "is_autocast_on",
+    "is_flattened",
     "is_hooked",
     "is_transformed",
     "keeps_graph",
     "no_view",
     "raw_stream",
+    "recurrent_kernel",
+    "remove_forward_pre_hooks",
+    "replica_of",
+    "runs_step_hooks",
     "saves_elsewhere",
     "sparse_parts",
     "version",
@@ -51,6 +58,8 @@ is_transformed: Callable[[], bool] = _C._are_functorch_transforms_active
 
 #: The common base of torch's batch norms.
 BATCH_NORMS: type[nn.Module] = nn.modules.batchnorm._NormBase
+#: Under this name recurrent layers look their kernels up, once torch has checked what they were given.
+RECURRENT_KERNELS = "_VF"
 
 
 def will_compute(node: Any) -> bool:
@@ -92,6 +101,16 @@ def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(x.device.type, enabled=False) if is_autocast_on() else _NOTHING
 
 
+#: What `DataParallel` calls to copy a module for each device; a copy shares what stands in the module's `__dict__`.
+REPLICATE = "_replicate_for_data_parallel"
+
+
+def replica_of(module: nn.Module) -> nn.Module:
+    """What `DataParallel` would make of a module."""
+    replica: nn.Module = getattr(type(module), REPLICATE)(module)
+    return replica
+
+
 def base(x: Tensor) -> Tensor | None:
     """The tensor that this one is a view of."""
     return x._base
@@ -108,9 +127,26 @@ def is_hooked(parameter: Any) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
+def runs_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `register_step_pre_hook` has an effect: torch wraps the `step` of a class when its constructor runs."""
+    return bool(getattr(type(optimizer).step, "hooked", False))
+
+
+def is_flattened(parameter: Tensor) -> bool:
+    """Whether it is what FSDP makes of the weights of a module."""
+    return getattr(parameter, "_is_flat_param", False)
+
+
 def has_backward_hooks(module: nn.Module) -> bool:
     """Whether a module has full backward hooks, which may read `.grad`."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def remove_forward_pre_hooks(module: nn.Module, chosen: Callable[[Any], bool]) -> None:
+    """Remove hooks from a module, those of a copy too: its handles are with the original."""
+    for number in [number for number, hook in module._forward_pre_hooks.items() if chosen(hook)]:
+        del module._forward_pre_hooks[number]
+        module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 def call(function: type[torch.autograd.Function], *args: object) -> Any:
@@ -122,6 +158,12 @@ def no_view(x: Tensor) -> Tensor:
     """The same tensor, not known as a view: what a Function returns as a view may not be changed in place."""
     whole: Tensor = _ATEN._unsafe_view(x, x.shape)
     return whole
+
+
+def recurrent_kernel(name: str) -> Callable[..., Any]:
+    """What a recurrent layer or cell of torch calls. No public function takes the weights as arguments."""
+    kernel: Callable[..., Any] = getattr(torch._VF, name)
+    return kernel
 
 
 def convolution_gradients(g: Tensor, x: Tensor, weight: Tensor, how: tuple[Any, ...], wanted: list[bool]) -> Sequence[Tensor]:

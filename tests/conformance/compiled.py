@@ -62,6 +62,24 @@ class Mixed(nn.Module):
         return self.head(F.relu(self.conv(x.mT)).mT)
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(9, 4, 2, bidirectional=True), nn.GRU(8, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(self.lstm(x[:, None])[0])[0]
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru, self.rnn = nn.LSTMCell(9, 4), nn.GRUCell(4, 3), nn.RNNCell(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(self.gru(self.lstm(x)[0]))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 3))
 
@@ -168,6 +186,22 @@ def masked() -> dict[str, Any]:
     return pair.found(error=max(errors))
 
 
+def recurrent() -> dict[str, Any]:
+    errors = []
+    for options in ({}, {"when": "step"}, {"sharing": "reduce"}, {"bias": "joint"}):
+        pair = Pair(Recurrent, fullgraph=False, **options)
+        for _ in range(2):
+            pair.step(vectors(5))
+        errors.append(pair.error)
+    try:
+        with torch._dynamo.config.patch(allow_rnn=True):
+            Pair(Recurrent).step(vectors(5))
+        message = ""
+    except Exception as error:
+        message = str(error)
+    return {"error": max(errors), "message": message}
+
+
 def damping_changes() -> dict[str, Any]:
     pair = Pair(mlp)
     for damping in (0.1, 10.0, isaac.Relative(0.3), math.inf, 1e-4):
@@ -215,6 +249,22 @@ def sampled() -> dict[str, Any]:
     pair.step(vectors(5), scaled_cross_entropy)
     try:
         Pair(mlp, output_damping=0.2).step(vectors(5), scaled_cross_entropy)
+        message = ""
+    except Exception as error:
+        message = str(error)
+    return {"error": pair.error, "message": message}
+
+
+def drawn() -> dict[str, Any]:
+    def make() -> nn.Module:
+        return nn.Sequential(Convolutions(), nn.Linear(3, 4))
+
+    options = {"output_damping": 0.2, "output_curvature": "empirical", "max_rows": 4}
+    pair = Pair(make, fullgraph=False, **options)
+    for _ in range(2):
+        pair.step(images(7), scaled_cross_entropy)
+    try:
+        Pair(make, **options).step(images(7))
         message = ""
     except Exception as error:
         message = str(error)
@@ -273,6 +323,8 @@ GROUPS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         "linear": lambda: sizes(mlp, vectors),
         "convolutions": lambda: sizes(Convolutions, images),
         "encoder": lambda: sizes(Encoder, tokens),
+        "cells": lambda: sizes(Cells, vectors),
+        "recurrent": recurrent,
         "bert": lambda: sizes(bert, tokens, [7]),
         "gpt2": lambda: sizes(gpt2, tokens, [7]),
         "inductor": inductor,
@@ -289,6 +341,7 @@ GROUPS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         "statistics": statistics,
         "empirical": empirical,
         "sampled": sampled,
+        "drawn": drawn,
         "autocast": autocast,
         "torch.func": in_torch_func,
         "blocks": two_layers_of_one_code,

@@ -28,6 +28,7 @@ class Mixed(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(13, 6)
         self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.gru = nn.GRU(6, 6, batch_first=True)
         self.conv = nn.Conv1d(6, 10, 3, groups=2)
         self.transposed = nn.ConvTranspose1d(10, 5, 2)
         self.hidden = nn.Linear(5, 7)
@@ -36,6 +37,7 @@ class Mixed(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
         x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = x + self.gru(x)[0]
         x = self.transposed(F.relu(self.conv(x.mT))).mT
         return self.head(torch.tanh(self.hidden(x)).mean(1))
 

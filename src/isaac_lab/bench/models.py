@@ -63,16 +63,17 @@ def _trained(model: nn.Module, loss_fn: nn.Module) -> Step:
 def _attached(**options: Any) -> Method:
     def method(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
         if options:
-            isaac.attach(model, isaac.Relative(0.1), **options)
+            isaac.attach(model, **{"damping": isaac.Relative(0.1), **options})
         return _trained(model, loss_fn)
 
     return method
 
 
-#: Options as a user would set them; λ is a tenth of the mean eigenvalue.
+#: Options as a user would set them; λ is a tenth of the mean eigenvalue, but for what `attach(model)` does by itself.
 MODEL_METHODS: Mapping[str, Method] = MappingProxyType(
     {
         BASELINE: _attached(),
+        "auto": _attached(damping="auto"),
         "expand": _attached(sharing="expand"),
         "reduce": _attached(sharing="reduce"),
         "max_rows=64": _attached(max_rows=64),
@@ -141,16 +142,20 @@ def _bert_sizes(width: int, layers: int, heads: int) -> dict[str, Any]:
     }
 
 
-def device_work(step: Callable[[], object]) -> dict[str, float]:
-    """What one step leaves to a GPU: seconds that it is busy, kernels that are launched, the peak of its memory."""
+def device_work(step: Callable[[], object], copies: int) -> dict[str, float]:
+    """What one step leaves to a GPU: seconds that it is busy, kernels that are launched, the peak of its memory.
+
+    So many copies of the model, with their optimizers, are there at once; the peak is that of one.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
+    resident = torch.cuda.memory_allocated()
     step()
     torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated()
+    peak = torch.cuda.max_memory_allocated() - resident + resident // copies
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         step()
         torch.cuda.synchronize()

@@ -183,7 +183,7 @@ def _time(
         if BASELINE not in steps:
             raise RuntimeError(f"the plain step of {problem.title} {skipped[BASELINE]}")
         timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait, tick=tick)
-        work = {name: device_work(step) for name, step in steps.items()} if look and mode.device == "cuda" else {}
+        work = {name: device_work(step, len(steps)) for name, step in steps.items()} if look and mode.device == "cuda" else {}
     skipped |= {name: f"left out: one step takes {seconds:.0f} s" for name, seconds in timings.too_slow.items()}
     ratios = timing.ratios(timings.seconds, BASELINE)
     results: list[Record] = []

@@ -28,6 +28,7 @@ def chart(
     methods: Sequence[Method],
     *,
     ratio: bool = False,
+    wide: bool = False,
     unit: str = "",
     width: int = WIDTH,
 ) -> Chart:
@@ -40,6 +41,7 @@ def chart(
         rows: The data.
         methods: Their colours, in the order of the dots.
         ratio: Whether the values are ratios: a logarithmic axis with a line at 1.
+        wide: Whether the axis is as good as logarithmic far from 0, on both sides.
         unit: After each number on the axis.
         width: In a picture, in pixels.
     """
@@ -47,6 +49,7 @@ def chart(
     names = [method.label for method in methods]
     several = len(models) > 1
     scale: dict[str, Any] = {"type": "log", "nice": False, "padding": 14} if ratio else {"zero": False, "padding": 14}
+    scale |= {"type": "symlog", "constant": 1} if wide else {}
     label = f"{ROUND} ? format(datum.value, '~r') + ' ×' : ''" if ratio else f"format(datum.value, '~r') + '{unit}'"
     x = {"type": "quantitative", "title": None, "scale": scale}
     x["axis"] = {"labelExpr": label, "labelOverlap": "greedy", "grid": not ratio, "tickCount": 6}

@@ -33,6 +33,7 @@ class Choice(enum.StrEnum):
     COLA = "cola"
     MRPC = "mrpc"
     STSB = "stsb"
+    DIAMONDS = "diamonds"
     GLUE = "glue"
     ALL = "all"
 

@@ -13,8 +13,8 @@ from isaac_lab.data.files import File, md5
 
 __all__ = ["GENERATED", "GLUE", "IDX", "SETS", "FileSet", "Form", "Generated", "Parcel", "idx_set"]
 
-#: What a download is: one compressed file, an archive, or the two texts that MRPC's files are made from.
-Form = Literal["gzip", "tar", "zip", "mrpc"]
+#: What a download is: one compressed file, one as it is, an archive, or the two texts that MRPC's files are made from.
+Form = Literal["gzip", "plain", "tar", "zip", "mrpc"]
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,14 @@ SETS: Mapping[str, FileSet] = MappingProxyType(
             (5_749, 984_099, "4f7a86dde15fe4832c18e5b970998672"),
             (1_500, 276_928, "5f4d6b0d2a5f268b1b56db773ab2f1fe"),
             *("pair", "zip", "glue/data/STS-B.zip"),
+        ),
+        "diamonds": FileSet(
+            "Diamonds",
+            "diamonds",
+            (43_152, 10_788),
+            "9 columns",
+            (Parcel("plain", ("diamonds.csv",), (File("diamonds.csv", 2_772_143, "4d3d1d4bbad5e0806dbaec425cf90196"),)),),
+            ("https://raw.githubusercontent.com/mwaskom/seaborn-data/master",),
         ),
     }
 )

@@ -104,6 +104,9 @@ def _opened(parcel: Parcel, parts: Sequence[bytes], source: str) -> dict[str, by
     if parcel.form == "gzip":
         (file,) = parcel.files
         return {file.name: check(unpack(parts[0], file, source), file, source)}
+    if parcel.form == "plain":
+        (file,) = parcel.files
+        return {file.name: check(parts[0], file, source)}
     found = _mrpc(parts[0], parts[1], source) if parcel.form == "mrpc" else _archive(parcel, parts[0], source)
     if lacking := [file.name for file in parcel.files if file.name not in found]:
         raise DataError(f"{source} is incomplete: expected in it {', '.join(lacking)}")

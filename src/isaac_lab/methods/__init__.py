@@ -1,5 +1,6 @@
 """How a run trains: its gradient, conditioned or not, and its optimizers, as one step on a batch."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,19 +36,24 @@ class Prepared:
 
     def __init__(self, trial: Trial, workload: Workload, model: nn.Module) -> None:
         self._workload, self._model = workload, model
+        self.stateful: list[Any] = []
         self._handle: isaac.Handle | None = None
         self._kfac: Kfac | None = None
-        _, ours = method.find(trial.method)
-        self._zeta = ours and "output_damping" in dict(trial.settings)
+        _, how = method.find(trial.method)
+        self._zeta = how == "isaac" and "output_damping" in dict(trial.settings)
         self.draws = (self._zeta or trial.method == "kfac") and trial.get("curvature", "sampled") == "sampled"
         layers = _layers(trial, workload)
-        if ours:
+        if how == "line":
+            # Not `_handle`: whoever adds one line sets no mask.
+            self.stateful = [isaac.attach(model)]
+        elif how == "isaac":
             damping = isaac.Relative(trial.damping) if trial.get("relative") else trial.damping
             self._handle = isaac.attach(model, damping, layers=layers, **_options(trial))
         elif trial.method == "kfac":
             self._kfac = Kfac(model, layers, trial)
         self.optimizers: tuple[torch.optim.Optimizer, ...] = optimizers(trial, workload, model)
-        self.stateful: list[Any] = [part for one in self.optimizers for part in (one, getattr(one, "inner", None)) if part]
+        self.stateful += [part for one in self.optimizers for part in (one, getattr(one, "inner", None)) if part]
+        self._clip = float(trial.get("clip", math.inf))
         if self._handle is not None:
             for optimizer in self.optimizers if trial.get("running") else ():
                 self._handle.bind(optimizer)
@@ -74,6 +80,8 @@ class Prepared:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         loss = self._backward(*batch)
+        if self._clip < math.inf:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
         for optimizer in self.optimizers:
             optimizer.step()
         return loss.detach()

@@ -26,14 +26,29 @@ def optimizers(trial: Trial, workload: Workload, model: nn.Module) -> tuple[torc
     if name in ("sgd", "momentum", "kfac"):
         momentum = MOMENTUM if name == "momentum" else 0.0
         return (torch.optim.SGD(model.parameters(), rate, momentum=momentum, weight_decay=decay),)
+    if name == "adadelta":
+        return (torch.optim.Adadelta(model.parameters(), rate),)
     if name == "adam":
-        return (torch.optim.Adam(model.parameters(), rate),)
+        return (torch.optim.Adam(model.parameters(), rate, weight_decay=decay),)
     if name == "adamw":
-        return (_decoupled(model.parameters(), rate, decay),)
+        return (_adamw(trial, model, decay),)
     if name == "muon":
         return _muon(trial, workload, model, decay)
     library = importlib.import_module("pytorch_optimizer")
     return (library.SOAP(model.parameters(), lr=rate, weight_decay=decay, precondition_frequency=EVERY),)
+
+
+def _adamw(trial: Trial, model: nn.Module, decay: float) -> torch.optim.AdamW:
+    """With β₂ of the run; vectors do not decay where it says so."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    made = _decoupled(parameters, trial.learning_rate, decay)
+    if trial.get("decays") == "matrices":
+        (group,) = made.param_groups
+        group["params"] = [parameter for parameter in parameters if parameter.dim() > 1]
+        made.add_param_group({"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0})
+    for group in made.param_groups:
+        group["betas"] = (group["betas"][0], float(trial.get("beta2", group["betas"][1])))
+    return made
 
 
 def _decoupled(parameters: Iterable[nn.Parameter], rate: float, decay: float) -> torch.optim.AdamW:

@@ -7,6 +7,7 @@ says: its name is the variant `model`, and the checksum of its weights stands be
 import abc
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from isaac_lab.data import text
 from isaac_lab.data.text import Split, TextTask
 from isaac_lab.workload import HALF, Workload, registered, seeded
 from isaac_lab.workloads.encoders import ENCODER, MOST_TOKENS, TINY, WANTED, Encoder, EncoderError, encoder, quietly, tiny
+from isaac_lab.workloads.examples import cut
 
 __all__ = ["ENCODER", "FIXED_LENGTH", "TINY", "Encoder", "EncoderError", "FixedLength", "Glue", "encoder", "quietly", "tiny"]
 
@@ -86,11 +88,15 @@ class Glue(Workload):
         task: Its sentences and labels.
         base: The encoder.
         device: "cpu" or "cuda".
+        batch: Examples of a step.
+        split: With "validation", a tenth of the training examples stands in place of dev.
     """
 
     batch = 8
 
-    def __init__(self, task: TextTask, base: Encoder, device: str) -> None:
+    def __init__(self, task: TextTask, base: Encoder, device: str, *, batch: int = batch, split: str = "test") -> None:
+        task = _held_out(task) if split == "validation" else task
+        self.batch = batch
         self.title = f"{base.name} on {task.title}"
         self.data, self.checksum, self.network, self.weights = task.title, task.checksum, base.name, base.weights
         self.last, self.task = base.last, task
@@ -218,25 +224,38 @@ class FixedLength(Acceptability):
         raise NotImplementedError(f"{self.title} is for the time of a step only")
 
 
-def _made(kind: type[Glue], name: str, small: bool, device: str, folder: Path | None) -> Workload:
+def _held_out(task: TextTask) -> TextTask:
+    """The task with a part of its training examples in place of dev."""
+    parts = cut(len(task.train), "validation")
+    train, dev = (_chosen(task.train, numbers.tolist()) for numbers in parts)
+    return replace(task, train=train, dev=dev)
+
+
+def _chosen(split: Split, numbers: list[int]) -> Split:
+    second = None if split.second is None else tuple(split.second[number] for number in numbers)
+    labels: Any = tuple(split.labels[number] for number in numbers)
+    return Split(tuple(split.first[number] for number in numbers), second, labels)
+
+
+def _made(kind: type[Glue], name: str, small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
     if small:
-        return kind(text.load(f"toy-{name}"), tiny(), device)
+        return kind(text.load(f"toy-{name}"), tiny(), device, **options)
     source = os.environ.get(ENCODER, "")
     if not source:
         raise EncoderError(f"no encoder is named: {WANTED}")
-    return kind(text.load(name, folder), encoder(source), device)
+    return kind(text.load(name, folder), encoder(source), device, **options)
 
 
-@registered("cola")
-def cola(small: bool, device: str, folder: Path | None) -> Workload:
+@registered("cola", "batch", "split")
+def cola(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
     """Is this a sentence of English?"""
-    return _made(Acceptability, "cola", small, device, folder)
+    return _made(Acceptability, "cola", small, device, folder, **options)
 
 
-@registered("mrpc")
-def mrpc(small: bool, device: str, folder: Path | None) -> Workload:
+@registered("mrpc", "batch", "split")
+def mrpc(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
     """Do two sentences say the same?"""
-    return _made(Paraphrase, "mrpc", small, device, folder)
+    return _made(Paraphrase, "mrpc", small, device, folder, **options)
 
 
 @registered("stsb")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ SPREAD = 0.02
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer with its normalizations before the blocks' parts and no dropout.
+    """A decoder-only transformer with its normalizations before the blocks' parts.
 
     Args:
         characters: Size of the alphabet.
@@ -35,12 +35,17 @@ class GPT(nn.Module):
         width: Features of a position.
         heads: Of the attention.
         context: Positions.
+        dropout: Share of the embeddings, attention weights and results of a block's parts that is left out in training.
+        tied: Whether the last layer has the weights of the embedding.
     """
 
-    def __init__(self, characters: int, *, layers: int, width: int, heads: int, context: int) -> None:
+    def __init__(
+        self, characters: int, *, layers: int, width: int, heads: int, context: int, dropout: float = 0.0, tied: bool = False
+    ) -> None:
         super().__init__()
         self.characters, self.positions = nn.Embedding(characters, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
+        self.dropout = dropout
+        self.blocks = nn.Sequential(*(_Block(width, heads, dropout) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters, bias=False)
         self.register_buffer("places", torch.arange(context), persistent=False)
         for name, parameter in self.named_parameters():
@@ -48,18 +53,20 @@ class GPT(nn.Module):
                 # What is added to the stream of residuals is smaller the more of it there is.
                 last = name.endswith(("project.weight", "down.weight"))
                 nn.init.normal_(parameter, std=SPREAD * (2 * layers) ** -0.5 if last else SPREAD)
+        if tied:
+            self.head.weight = self.characters.weight
 
     def forward(self, text: Tensor) -> Tensor:
         """Logits of the character that follows each."""
-        hidden = self.characters(text) + self.positions(self.places)
+        hidden = F.dropout(self.characters(text) + self.positions(self.places), self.dropout, self.training)
         logits: Tensor = self.head(self.norm(self.blocks(hidden)))
         return logits
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attend, self.project = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
@@ -68,10 +75,11 @@ class _Block(nn.Module):
         batch, length, width = x.shape
         parts = self.attend(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.project(attended.transpose(1, 2).reshape(batch, length, width))
+        dropout = self.dropout if self.training else 0.0
+        attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        x = x + F.dropout(self.project(attended.transpose(1, 2).reshape(batch, length, width)), dropout, self.training)
         added: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
-        return x + added
+        return x + F.dropout(added, dropout, self.training)
 
 
 class Characters(Workload):
@@ -82,15 +90,17 @@ class Characters(Workload):
         device: Where the text and the networks are.
         batch: Windows of a step.
         measured: The most windows that a loss is measured on.
-        shape: Of the network: `layers`, `width`, `heads` and `context`.
+        split: With "validation", the end of the training text stands in place of the text for validation.
+        shape: Of the network: `layers`, `width`, `heads`, `context` and what else it takes.
     """
 
     quantity = "test_loss"
     metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
     last = "head"
 
-    def __init__(self, text: str, device: str, *, batch: int, measured: int, **shape: int) -> None:
+    def __init__(self, text: str, device: str, *, batch: int, measured: int, split: str = "test", **shape: Any) -> None:
         self.alphabet = "".join(sorted(set(text)))
+        text = text[: int(TRAINED * len(text))] if split == "validation" else text
         number = {character: place for place, character in enumerate(self.alphabet)}
         encoded = torch.tensor([number[character] for character in text])
         parts = encoded.split([int(TRAINED * len(text)), len(text) - int(TRAINED * len(text))])
@@ -156,11 +166,24 @@ def char_gpt(small: bool, device: str, folder: Path | None) -> Workload:
     """4 layers × 256 on all of the text, or 2 × 64 on its beginning."""
     text = shakespeare.load()
     if small:
-        shape = {"layers": 2, "width": 64, "heads": 4, "context": 32}
+        shape: dict[str, Any] = {"layers": 2, "width": 64, "heads": 4, "context": 32}
         made = Characters(text[:EXCERPT], device, batch=8, measured=FEW_MEASURED, **shape)
     else:
         shape = {"layers": 4, "width": 256, "heads": 4, "context": 128}
         made = Characters(text, device, batch=32, measured=MOST_MEASURED, **shape)
     made.data, made.checksum = "Shakespeare, first 100,000 characters" if small else "Shakespeare", shakespeare.FILE.md5
     made.title = f"Character GPT {'2 × 64' if small else '4 × 256'}, Shakespeare"
+    return made
+
+
+@registered("nano-gpt", "batch", "context", "depth", "width", "tested", "split")
+def nano_gpt(small: bool, device: str, folder: Path | None, *, tested: int = 0, depth: int = 0, **variant: Any) -> Workload:
+    """NanoGPT's network for characters: 6 layers × 384, dropout 0.2, weights of the last layer those of the embedding."""
+    shape: dict[str, Any] = {"layers": 6, "width": 384, "heads": 6, "context": 256, "batch": 64}
+    shape = ({"layers": 2, "width": 48, "heads": 6, "context": 32, "batch": 8} if small else shape) | variant
+    shape |= {"layers": depth} if depth else {}
+    text = shakespeare.load()[: EXCERPT if small else None]
+    made = Characters(text, device, measured=tested or MOST_MEASURED, dropout=0.2, tied=True, **shape)
+    made.data, made.checksum = "Shakespeare, first 100,000 characters" if small else "Shakespeare", shakespeare.FILE.md5
+    made.title = f"Character GPT {shape['layers']} × {shape['width']} of nanoGPT, Shakespeare"
     return made

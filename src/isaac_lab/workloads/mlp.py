@@ -16,6 +16,7 @@ from isaac_lab.data import sets
 from isaac_lab.models import AUTOENCODER, relu_layers
 from isaac_lab.trial import TrialError
 from isaac_lab.workload import Workload, registered, seeded
+from isaac_lab.workloads.examples import cut
 
 __all__ = ["Autoencoder", "Classifier", "Digits", "Network"]
 
@@ -35,6 +36,7 @@ class Network(Workload):
         folder: Where data sets are looked for first.
         batch: Examples of a step. An incomplete last batch is dropped.
         examples: So many training examples, the same for every seed; 0 for all.
+        split: With "validation", a tenth of the training examples stands in place of those for tests.
     """
 
     flat = True
@@ -42,7 +44,15 @@ class Network(Workload):
     noise: Any
 
     def __init__(
-        self, name: str, hidden: Sequence[int], device: str, folder: Path | None, *, batch: int = 60, examples: int = 0
+        self,
+        name: str,
+        hidden: Sequence[int],
+        device: str,
+        folder: Path | None,
+        *,
+        batch: int = 60,
+        examples: int = 0,
+        split: str = "test",
     ) -> None:
         data = sets.load(name, folder)
         inputs, labels = data.train_images, data.train_labels
@@ -50,17 +60,20 @@ class Network(Workload):
         shuffled = torch.randperm(len(inputs), generator=noise.generator("examples"))
         if not 0 <= examples <= len(inputs):
             raise TrialError(f"examples must be at most {len(inputs)}, all that {name} has, got {examples}")
-        if examples:
-            inputs, labels = inputs[shuffled[:examples]], labels[shuffled[:examples]]
+        aside = data.test_images, data.test_labels
+        if examples or split == "validation":
+            chosen, held = cut(len(inputs), split, examples)
+            aside = (inputs[held], labels[held]) if split == "validation" else aside
+            inputs, labels = inputs[chosen], labels[chosen]
         if not 1 <= batch <= len(inputs):
             raise TrialError(f"batch must be at most {len(inputs)}, the number of training examples, got {batch}")
         if not hidden or min(hidden) < 1:
             raise TrialError(f"width must be at least 1, got {min(hidden, default=0)}")
         self.data, self.checksum, self.batch, self._device = name, data.checksum, batch, device
         self.inputs, self.targets = self._pair(inputs.to(device), labels.to(device))
-        self.test = self._pair(data.test_images.to(device), data.test_labels.to(device))
-        chosen = shuffled[shuffled < len(inputs)][:MOST_MEASURED].to(device)
-        self.measured = self.inputs[chosen], self.targets[chosen]
+        self.test = self._pair(aside[0].to(device), aside[1].to(device))
+        measured = shuffled[shuffled < len(inputs)][:MOST_MEASURED].to(device)
+        self.measured = self.inputs[measured], self.targets[measured]
         self.sizes = (inputs.shape[1], *hidden, self._outputs(data))
         self.steps, self.last = len(self.inputs) // batch, f"fc{len(self.sizes) - 1}"
 
@@ -189,13 +202,11 @@ class Autoencoder(Network):
         losses += (output - y).square_().mean(2).sum(1, dtype=torch.float64)
 
 
-@registered("mnist-mlp", "width", "batch", "data", "examples")
-def mnist_mlp(
-    small: bool, device: str, folder: Path | None, *, width: int = 0, data: str = "", batch: int = 60, examples: int = 0
-) -> Workload:
+@registered("mnist-mlp", "width", "batch", "data", "examples", "split")
+def mnist_mlp(small: bool, device: str, folder: Path | None, *, width: int = 0, data: str = "", **options: Any) -> Workload:
     """Figure 1's network: four hidden layers of 400, or 50 in the small form."""
     hidden = [width or (50 if small else 400)] * 4
-    made = Classifier(data or ("digits" if small else "mnist"), hidden, device, folder, batch=batch, examples=examples)
+    made = Classifier(data or ("digits" if small else "mnist"), hidden, device, folder, **options)
     made.title = f"Classifier of 5 layers × {made.sizes[1]}, {made.data}"
     return made
 
@@ -245,7 +256,7 @@ def _convolutions(side: int, classes: int) -> nn.Module:
     )
 
 
-def _autoencoder(name: str, small: bool, device: str, folder: Path | None, *, data: str = "", **variant: int) -> Workload:
+def _autoencoder(name: str, small: bool, device: str, folder: Path | None, *, data: str = "", **variant: Any) -> Workload:
     hidden = [max(8, size // 8) if small else size for size in AUTOENCODER[1:-1]]
     made = Autoencoder(data or ("digits" if small else name), hidden, device, folder, **variant)
     made.title = f"Auto-encoder {'-'.join(map(str, made.sizes))}, {made.data}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -13,6 +13,7 @@ from isaac_lab import noise
 from isaac_lab.data import images
 from isaac_lab.models import ResNet18
 from isaac_lab.workload import HALF, Workload, registered, seeded
+from isaac_lab.workloads.examples import cut
 
 __all__ = ["NAME", "PAD", "ResNet", "crops"]
 
@@ -40,6 +41,10 @@ class ResNet(Workload):
         folder: Where CIFAR-10 is looked for first.
         half: Whether the network runs in bfloat16; None for "on CUDA".
         channels_last: Whether weights, like the images, have their channels innermost, as tensor cores like them.
+        batch: Images of a step; 0 for 100, or 10 in the small form.
+        examples: At most so many training images; 0 for all.
+        tested: At most so many images are measured on each side; 0 for all tests and 10,000 training images.
+        split: With "validation", a tenth of the training images stands in place of those for tests.
     """
 
     batch = 100
@@ -47,21 +52,36 @@ class ResNet(Workload):
     metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
 
     def __init__(
-        self, small: bool, device: str, folder: Path | None, *, half: bool | None = None, channels_last: bool = True
+        self,
+        small: bool,
+        device: str,
+        folder: Path | None,
+        *,
+        half: bool | None = None,
+        channels_last: bool = True,
+        batch: int = 0,
+        examples: int = 0,
+        tested: int = 0,
+        split: str = "test",
     ) -> None:
         found = images.load("toy-images" if small else "cifar-10", folder)
         train, test = (SMALL_TRAIN, SMALL_TEST) if small else (len(found.train), len(found.test))
         self.title = f"ResNet-18{f' of width {SMALL_WIDTH}' if small else ''}, {found.title}"
         self.data, self.checksum = found.title, found.checksum
-        self.batch = SMALL_BATCH if small else self.batch
+        self.batch = batch or (SMALL_BATCH if small else self.batch)
         self.half = device == "cuda" if half is None else half
         self.channels_last = channels_last
         self._device, self._small, self._classes = device, small, found.classes
-        inner = _channels_innermost(found.train[:train])
-        self._padded, self._labels = F.pad(inner, (0, 0, PAD, PAD, PAD, PAD)).to(device), found.train_labels[:train].to(device)
-        self._test = _channels_innermost(found.test[:test]).to(device), found.test_labels[:test].to(device)
+        inner, labels = _channels_innermost(found.train[:train]), found.train_labels[:train]
+        aside = _channels_innermost(found.test[: min(test, tested or test)]), found.test_labels[: min(test, tested or test)]
+        if split == "validation" or examples:
+            chosen, held = cut(train, split, examples)
+            aside = (inner[held][: tested or None], labels[held][: tested or None]) if split == "validation" else aside
+            inner, labels, train = inner[chosen], labels[chosen], len(chosen)
+        self._padded, self._labels = F.pad(inner, (0, 0, PAD, PAD, PAD, PAD)).to(device), labels.to(device)
+        self._test = aside[0].to(device), aside[1].to(device)
         # The same for every seed and method.
-        measured = torch.randperm(train, generator=noise.generator("examples"))[:MOST_MEASURED]
+        measured = torch.randperm(train, generator=noise.generator("examples"))[: tested or MOST_MEASURED]
         self._measured = inner[measured].to(device), self._labels[measured.to(device)]
         mean, std = (torch.tensor(values, device=device) for values in (found.mean, found.std))
         self._scale, self._shift = 1 / (255 * std), -mean / std
@@ -157,7 +177,7 @@ def _arithmetic(device: str, half: bool) -> str:
     return "float32, TF32 in convolutions" if device == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
 
 
-@registered(NAME)
-def cifar_resnet18(small: bool, device: str, folder: Path | None) -> Workload:
+@registered(NAME, "batch", "examples", "tested", "split")
+def cifar_resnet18(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
     """Figure 6's network."""
-    return ResNet(small, device, folder)
+    return ResNet(small, device, folder, **options)

@@ -3,34 +3,43 @@
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from isaac_newton.api.handle import Handle, listed
+from isaac_newton.api.handle import Handle
+from isaac_newton.api.masks import hook_models, unhook_models
+from isaac_newton.api.tied import apart
+from isaac_newton.api.watch import Watch, listed
 from isaac_newton.core import use
 from isaac_newton.core.distributed import Ranks
-from isaac_newton.core.layer import ConditionedLayer, child
+from isaac_newton.core.layer import ConditionedLayer, child, live_layers
 from isaac_newton.core.options import BiasMode, Options, OutputCurvature, OutputDamping, Run, Sharing, When, check_choice
 from isaac_newton.layers import Registration, find
-from isaac_newton.math.damping import Damping
+from isaac_newton.math.damping import Damping, check
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["Layers", "attach", "detach"]
 
+#: Rows that feed a conditioner with `damping="auto"`, at most.
+AUTO_ROWS = 64
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
 Layers: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
 
 
 def attach(
     model: nn.Module,
-    damping: Damping = 1.0,
+    damping: Damping | Literal["auto"] = "auto",
     *,
     layers: Layers | None = None,
     exclude: str | Iterable[str] = (),
-    sharing: Sharing = "expand",
+    keep_norm: bool | None = None,
+    sharing: Sharing | None = None,
     max_rows: int | None = None,
     bias: BiasMode = "plain",
     output_damping: OutputDamping = math.inf,
@@ -45,26 +54,32 @@ def attach(
     r"""Condition the weight gradients of a model's layers by their inputs; optimizer and training loop stay as they are.
 
     The model is changed in place and computes what it computed before. Its parameters, the keys of its `state_dict` and
-    the types of its modules stay. From now on a backward pass in training mode leaves ζ* (or ζ) in the `.grad` of the
-    conditioned weights.
+    the types of its modules stay. From now on a backward pass leaves ζ* (or ζ) in the `.grad` of the conditioned
+    weights, whatever `model.training` says: grad mode decides.
 
     Args:
         model: Any module; layers are looked for in all of its submodules.
-        damping: $λ_a > 0$: small values condition strongly, `math.inf` not at all. A number, `Relative(ρ)`, or a function
-            of the number of backward passes so far that returns one of these.
+        damping: "auto" chooses everything so that learning rates stay what they are: λ is a tenth of the largest eigenvalue
+            of a layer's rows, at most 64 rows are drawn, each gradient keeps its norm, and embeddings stay plain. With a
+            damping it is the paper's ζ*: $λ_a > 0$, small values condition strongly, `math.inf` not at all. A number,
+            `Relative(ρ)`, or a function of the number of backward passes so far that returns one of these.
+        keep_norm: Whether each conditioned gradient gets the norm of the plain one, layer by layer, so that learning rates
+            stay what they are. None: with "auto" only.
         layers: Which layers: None for all supported ones, a glob pattern or several over module names ("encoder.*"), or a
             function `(name, module) -> bool`.
         exclude: Glob pattern(s) over module names to leave out.
         sharing: What a row is where a layer sees several positions of a sample (sequences, images): "expand", each position
             is one; "reduce", a sample's positions are averaged to one, which costs next to nothing. Embeddings take every
-            token, which costs nothing either.
-        max_rows: At most this many rows, a random subset, feed a conditioner; follows `torch.manual_seed`.
+            token, which costs nothing either. None: "expand".
+        max_rows: At most this many rows, a random subset drawn anew in each pass, feed a conditioner; follows
+            `torch.manual_seed`. None: 64 with "auto", else all.
         bias: "plain" leaves bias gradients alone (the paper); "joint" conditions them with the weights by joining a
             column of ones to the inputs.
         output_damping: $λ_g > 0$. `math.inf` gives ζ*; a number gives ζ; "kfac" damps both sides alike, which is K-FAC: a
             K-FAC learning rate $η$ corresponds to $η / λ^2$.
         output_curvature: For ζ, where ḡ comes from: "sampled" labels (Remark 1), the "exact" root of the loss
-            Hessian, or the "empirical" Fisher (Remark 4). The first two need `Handle.backward`.
+            Hessian, or the "empirical" Fisher (Remark 4). The first two need `Handle.backward`, take every row, and serve
+            linear layers and attention. The last one needs no extra pass, takes `max_rows`, and serves convolutions too.
         samples: Labels drawn per example for "sampled"; each costs one backward pass without weight gradients.
         when: "backward" conditions each backward pass by its own batch (the paper). "step" gathers the curvature of all
             backward passes, on all ranks, and conditions `.grad` once, right before the optimizer steps: call `Handle.bind`
@@ -78,10 +93,18 @@ def attach(
     Returns:
         A handle to look at (`print(handle)`), to change the damping with, and to detach.
     """
+    if isinstance(damping, torch.optim.Optimizer):
+        raise TypeError(
+            f"the second argument is the damping, got {type(damping).__name__}: attach(model, damping=1.0) leaves the "
+            "optimizer as it is; with when='step', handle.bind(optimizer)"
+        )
     check_choice("when", when, When)
+    auto = isinstance(damping, str) and damping == "auto"
+    can_draw = output_damping == math.inf or output_curvature == "empirical"
     options = Options(
-        sharing=sharing,
-        max_rows=max_rows,
+        sharing="expand" if sharing is None else sharing,
+        max_rows=AUTO_ROWS if auto and max_rows is None and can_draw else max_rows,
+        keep_norm=auto if keep_norm is None else keep_norm,
         bias=bias,
         output_curvature=output_curvature,
         samples=samples,
@@ -89,16 +112,19 @@ def attach(
         decay=decay,
         refresh=refresh,
         power=power,
-        ranks=Ranks(process_group) if when == "step" or process_group is not None else None,
+        ranks=Ranks(process_group, aside=when == "backward") if when == "step" or process_group is not None else None,
     )
-    run = Run(options, damping, output_damping)
-    chosen, skipped = _select(model, layers, exclude, run)
+    run = Run(options, check(damping), output_damping)
+    chosen, skipped = _select(model, layers, exclude, run, plain_embeddings=auto)
     sites: dict[str, ConditionedLayer] = {}
     for name, (module, registration) in chosen.items():
-        parts = {child(name, part): module.get_submodule(part) for part in registration.parts}
-        sites[name] = module.__dict__["forward"] = ConditionedLayer(name, run, module, registration.adapter, parts)
+        parts = {child(name, part): module.get_submodule(part) for part in _parts(module, registration)}
+        sites[name] = ConditionedLayer(name, run, module, registration.adapter, parts)
+        sites[name].install()
     _fill_buckets(sites.values())
-    return Handle(model, run, sites, skipped)
+    hook_models(model, run)
+    watch = Watch(model, run, sites, lambda name, module: _is_wanted(name, module, layers, exclude))
+    return Handle(model, run, sites, skipped, watch)
 
 
 def _fill_buckets(sites: Iterable[ConditionedLayer]) -> None:
@@ -106,7 +132,7 @@ def _fill_buckets(sites: Iterable[ConditionedLayer]) -> None:
     bucket = use.Bucket()
     for site in sites:
         weight = getattr(site.module, "weight", None)
-        if isinstance(weight, nn.Parameter) and weight.dim() > 1:
+        if isinstance(weight, nn.Parameter) and weight.dim() > 1 and not isinstance(site.module, _EMBEDDINGS):
             if len(bucket.weights) == use.BUCKET:
                 bucket = use.Bucket()
             site.bucket = bucket, bucket.add(weight)
@@ -116,20 +142,26 @@ def detach(model: nn.Module) -> None:
     """Make an attached model what it was. Works on copies and on models loaded from a file, where there is no handle."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    attached = [module for module in model.modules() if isinstance(vars(module).get("forward"), ConditionedLayer)]
+    modules = set(map(id, model.modules()))
+    attached = [site for site in live_layers() if site.is_attached and id(site.module) in modules]
     if not attached:
         raise ValueError(f"nothing is attached to this {type(model).__name__}; isaac_newton.attach(model, damping=…) does that")
-    for module in attached:
-        del module.__dict__["forward"]
+    for site in attached:
+        site.detach()
+    left = {id(site.run) for site in live_layers() if site.is_attached}
+    for run in {id(site.run): site.run for site in attached if id(site.run) not in left}.values():
+        unhook_models(model, run)
+        if run.watch is not None:
+            run.watch.stop()
 
 
 def _select(
-    model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], run: Run
+    model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], run: Run, *, plain_embeddings: bool
 ) -> tuple[dict[str, tuple[nn.Module, Registration]], dict[str, str]]:
     """Split the modules that own parameters into those to condition and those to skip, with reasons."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    candidates = {name: module for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
+    candidates = {name: module for name, module in model.named_modules() if owns_weights(module)}
     if not candidates:
         raise ValueError(f"{type(model).__name__} has no parameters, so there is no gradient to condition")
     excluded = _match(candidates, exclude, "exclude")
@@ -140,7 +172,7 @@ def _select(
     for name, module in candidates.items():
         found = find(module)
         if not isinstance(found, str):
-            parts |= {child(name, part): name for part in found.parts}
+            parts |= {child(name, part): name for part in _parts(module, found)}
         if name in parts:
             # What `layers` and `exclude` say of the whole holds for its parts.
             if parts[name] in skipped:
@@ -151,28 +183,55 @@ def _select(
             skipped[name] = "not selected by layers=" + (getattr(layers, "__qualname__", "") or repr(layers))
         elif isinstance(vars(module).get("forward"), ConditionedLayer):
             raise ValueError(
-                f"layer {name!r} is already attached; change handle.damping, or detach first: isaac_newton.detach(model)"
+                f"layer {listed([name])} is already attached; change handle.damping, or detach first: "
+                "isaac_newton.detach(model)"
             )
         elif isinstance(found, str):
             skipped[name] = found
+        elif plain_embeddings and layers is None and isinstance(module, _EMBEDDINGS):
+            skipped[name] = "damping='auto' leaves embeddings plain; name it with layers=, or give a damping, to condition it"
         elif run.conditions_outputs and not found.outputs:
             skipped[name] = f"ζ needs the output gradients of {type(module).__name__}, which only ζ* does without"
+        elif run.needs_extra_pass and found.outputs == "empirical":
+            skipped[name] = (
+                f"ζ of {type(module).__name__} is made of its output's gradient: use output_curvature='empirical', or ζ*"
+            )
         elif run.options.ranks is not None and not found.gathers:
             skipped[name] = (
                 f"{type(module).__name__} can be conditioned by its own batch only, without when='step' and process_group"
             )
-        elif run.options.when == "step" and (is_parametrized(module) or _is_computed(getattr(module, "weight", None))):
+        elif run.options.when == "step" and (is_parametrized(module) or _has_computed_weights(module)):
             skipped[name] = "its weight is computed from other parameters, whose gradients when='step' cannot condition"
         else:
             chosen[name] = (module, found)
+    for name, why in apart(model, chosen, joint=run.options.bias == "joint").items() if run.options.when == "step" else ():
+        del chosen[name]
+        skipped[name] = why
     if not chosen:
         raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
     return chosen, skipped
 
 
-def _is_computed(weight: object) -> bool:
+def owns_weights(module: nn.Module) -> bool:
+    """Whether a module has parameters of its own, or a weight that is computed from those of its parametrization."""
+    return is_parametrized(module) or any(True for _ in module.parameters(recurse=False))
+
+
+def _parts(module: nn.Module, registration: Registration) -> list[str]:
+    """Submodules whose weights are conditioned with the layer's own, by their names in it."""
+    made_of = (
+        [name for name, _ in module.named_modules() if name.startswith("parametrizations.")] if is_parametrized(module) else []
+    )
+    return [
+        *registration.parts,
+        *(name for name in made_of if any(True for _ in module.get_submodule(name).parameters(recurse=False))),
+    ]
+
+
+def _has_computed_weights(module: nn.Module) -> bool:
     """Whether a weight is made anew in each forward pass, as old-style `weight_norm`, `spectral_norm` and `prune` do."""
-    return isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter)
+    attributes = vars(module).items()
+    return any(isinstance(value, Tensor) and (value.requires_grad or name == "weight") for name, value in attributes)
 
 
 def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -> set[str]:
@@ -193,6 +252,18 @@ def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -
             raise TypeError(f"{option} must be glob patterns over module names, got {pattern!r}")
         names = {name for name in candidates if fnmatch.fnmatchcase(name, pattern)}
         if not names:
-            raise ValueError(f"{option}={pattern!r} matches no layer; there are: {listed(candidates)}")
+            inside = f"{pattern}.*"
+            better = f"; did you mean {inside!r}?" if any(fnmatch.fnmatchcase(name, inside) for name in candidates) else ""
+            raise ValueError(f"{option}={pattern!r} matches no layer{better}; there are: {listed(candidates)}")
         matched |= names
     return matched
+
+
+def _is_wanted(name: str, module: nn.Module, layers: Layers | None, exclude: str | Iterable[str]) -> bool:
+    """Whether the options of `attach` pick this layer, which came later."""
+    excluded = any(fnmatch.fnmatchcase(name, pattern) for pattern in ([exclude] if isinstance(exclude, str) else exclude))
+    if excluded or layers is None:
+        return not excluded
+    if callable(layers):
+        return layers(name, module)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in ([layers] if isinstance(layers, str) else layers))

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,27 +11,34 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from isaac_newton.api import report
+from isaac_newton.api import report, state
+from isaac_newton.api.binding import steppers
+from isaac_newton.api.masks import unhook_models
 from isaac_newton.api.step import condition_gradients
+from isaac_newton.api.watch import Watch, listed
+from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer
-from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import OutputDamping, Run, check_count, is_kfac
 from isaac_newton.core.statistics import Statistics
-from isaac_newton.math.damping import Damping, Relative, check
+from isaac_newton.math.damping import Damping, check
 from isaac_newton.math.equations import precise
-from isaac_newton.math.likelihood import CrossEntropy, Likelihood, LossFunction, likelihood_of, scale_of
+from isaac_newton.math.likelihood import CrossEntropy, Likelihood, LossFunction, check_loss, likelihood_of, scale_of
 
-__all__ = ["Handle", "listed"]
+__all__ = ["Handle"]
 
 
 class Handle:
     """What `attach` returns: the report, the damping, `backward` for ζ, and the way back. Print it to see every layer."""
 
-    def __init__(self, model: nn.Module, run: Run, sites: Mapping[str, ConditionedLayer], skipped: Mapping[str, str]) -> None:
+    def __init__(
+        self, model: nn.Module, run: Run, sites: Mapping[str, ConditionedLayer], skipped: Mapping[str, str], watch: Watch
+    ) -> None:
         self._model = model
         self._run = run
         self._sites = dict(sites)
         self._skipped = dict(skipped)
+        self._watch = watch
+        self._given = run.damping
         self._bound: list[tuple[torch.optim.Optimizer, RemovableHandle]] = []
 
     @property
@@ -100,9 +107,12 @@ class Handle:
         """Which positions count: a boolean tensor (samples, length), such as an attention mask; None for all.
 
         Set it before the forward pass. Layers whose inputs have these leading dimensions leave the other positions out of their
-        conditioner, so that padding neither dilutes the curvature nor counts as rows.
+        conditioner, so that padding neither dilutes the curvature nor counts as rows. It holds until it is set again.
+
+        Models that are called with an `attention_mask` (those of Hugging Face) need no mask set: theirs is taken from each
+        call, while None is set here.
         """
-        return self._run.mask
+        return self._run.set_mask
 
     @mask.setter
     def mask(self, value: Tensor | None) -> None:
@@ -115,7 +125,11 @@ class Handle:
                 "mask must say which positions count, with true and false or 1 and 0; this one has other numbers, as masks "
                 "that are added to attention scores have: give (mask == 0)"
             )
-        self._run.mask = None if value is None else value.bool()
+        run = self._run
+        run.set_mask = run.mask = None if value is None else value.bool()
+        run.mask_met, run.mask_missed = False, None
+        if run.mask is not None and run.mask.device.type == "cpu":
+            _warn_if_inverted(run.mask)
 
     @property
     def output_damping(self) -> OutputDamping:
@@ -181,6 +195,7 @@ class Handle:
         if not loss.requires_grad:
             raise ValueError("loss has no graph to backpropagate through: compute it with gradients enabled, from output")
         _check_output(output)
+        check_loss(loss, output, likelihood)
         if isinstance(likelihood, CrossEntropy):
             likelihood = likelihood.observing(loss, output)
         terms = likelihood.terms(output)
@@ -207,32 +222,29 @@ class Handle:
         `optimizer.step()` sees the plain gradient; to clip what the optimizer uses, call `step` by hand and clip after it.
         """
         self._needs_step("bind")
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-            # What trainers put around an optimizer may skip its steps.
-            optimizer = inner
-        if any(bound is optimizer for bound, _ in self._bound):
-            raise ValueError("this optimizer is already bound to this handle")
+        for each in steppers(optimizer):
+            if any(bound is each for bound, _ in self._bound):
+                raise ValueError("this optimizer is already bound to this handle")
+            self._bound.append((each, each.register_step_pre_hook(self._before_step)))
         self._run.bound = True
-        first = not self._bound
-
-        def condition(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-            closure = args[1] if len(args) > 1 else kwargs.get("closure")
-            if closure is None:
-                self._step(optimizer, counts=first)
-                return None
-
-            def conditioned() -> Any:
-                loss = closure()
-                self._step(optimizer, counts=first)
-                return loss
-
-            # The closure computes the gradients, so it has to be followed, not preceded.
-            return (args[:1], {**kwargs, "closure": conditioned})
-
-        self._bound.append((optimizer, optimizer.register_step_pre_hook(condition)))
         return self
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._step(optimizer)
+            return None
+        first = True
+
+        def conditioned() -> Any:
+            nonlocal first
+            loss = closure()
+            self._step(optimizer, counts=first)
+            first = False
+            return loss
+
+        # The closure computes the gradients, so it has to be followed, not preceded.
+        return (args[:1], {**kwargs, "closure": conditioned})
 
     def step(self) -> None:
         """Condition every gradient by what its weight has gathered since the last step; for `when="step"` without `bind`."""
@@ -242,11 +254,37 @@ class Handle:
         self._step(None)
 
     def discard(self) -> None:
-        """Forget what was gathered since the last step: after a skipped step under FSDP2; elsewhere that is noticed."""
+        """Forget what was gathered since the last step. Clearing the gradients does that too."""
         self._needs_step("discard")
+        for gathering in self._gatherings():
+            gathering.drop()
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Within this block, all backward passes count for the next step, whatever becomes of their gradients.
+
+        For `when="step"` and gradients that you sum by hand, out of `autograd.grad` or of several `.grad`:
+
+            with handle.gathering():
+                first = torch.autograd.grad(loss_1, weights)
+                second = torch.autograd.grad(loss_2, weights)
+            for weight, one, other in zip(weights, first, second):
+                weight.grad = one + other
+            optimizer.step()
+        """
+        self._needs_step("gathering")
         for site in self._sites.values():
-            for moment in site.moments.values():
-                moment.clear()
+            for name, gathering in site.gatherings.items():
+                gathering.settle(site.module.get_parameter(name))
+        before, self._run.gathering = self._run.gathering, True
+        try:
+            yield
+        finally:
+            self._run.gathering = before
+
+    def _gatherings(self) -> Iterator[Gathering]:
+        for site in self._sites.values():
+            yield from site.gatherings.values()
 
     def _needs_step(self, name: str) -> None:
         if self._run.options.when != "step":
@@ -256,75 +294,41 @@ class Handle:
 
     def _step(self, optimizer: torch.optim.Optimizer | None, *, counts: bool = True) -> None:
         only = None if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        if counts:
+            self._run.count_step(optimizer)
         condition_gradients(self._sites, only)
-        self._run.steps += counts
-        self._run.bound = True
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: counters, the damping if it is a number, and running averages; for `torch.save`."""
-        run = self._run
-        strength = run.damping if isinstance(run.damping, float) else None
-        return {
-            "format": 1,
-            "when": run.options.when,
-            "backward_passes": run.backward_passes,
-            "steps": run.steps,
-            "damping": run.damping.ratio if isinstance(run.damping, Relative) else strength,
-            "relative": isinstance(run.damping, Relative),
-            "curvature": {
-                name: {tuple(where): moment.state() for where, moment in site.moments.items()}
-                for name, site in self._sites.items()
-                if site.moments
-            },
-        }
+        return state.saved(self._run, self._sites, self._given)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was made; the model must be attached in the same way. A damping schedule stays as it is."""
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
-        if "format" not in state or not isinstance(state["format"], int) or state["format"] != 1:
-            raise ValueError(f"this is not the state of a handle that this version can read: format {state.get('format')!r}")
-        missing = [name for name in ("backward_passes", "steps", "damping", "relative", "curvature") if name not in state]
-        if missing:
-            raise ValueError(f"the state is not whole: {', '.join(missing)} missing")
-        when = state.get("when", self._run.options.when)
-        if when != self._run.options.when:
-            raise ValueError(f"the state is of when={when!r}, and this handle has when={self._run.options.when!r}")
-        curvatures, damping = state["curvature"], state["damping"]
-        if not isinstance(curvatures, Mapping) or not all(isinstance(saved, Mapping) for saved in curvatures.values()):
-            raise TypeError(f"the curvature in a state must be a mapping of mappings, got {curvatures!r}")
-        unknown = sorted(str(name) for name in set(curvatures) - set(self._sites))
-        if unknown:
-            raise ValueError(f"the state has layers that are not attached here: {', '.join(map(repr, unknown))}")
-        # Everything is looked at before anything is changed.
-        passes, steps = (check_count(f"{name} of the state", state[name], 0) for name in ("backward_passes", "steps"))
-        if damping is not None:
-            damping = Relative(damping) if state["relative"] is True else check(damping, "the state's damping")
-        run = self._run
-        run.backward_passes, run.steps = passes, steps
-        run.damping = run.damping if damping is None else damping
-        for name, site in self._sites.items():
-            site.moments = {}
-            for where, saved in curvatures.get(name, {}).items():
-                site.moments[WeightSlice(*where)] = moment = Moment()
-                moment.load(saved, device=next(site.module.parameters()).device)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was made; the model must be attached in the same way.
+
+        A damping schedule stays as it is. So does, with a warning, a damping that `attach` was given anew: another one than
+        where the state was made.
+        """
+        state.load(self._run, self._sites, self._given, state_dict)
 
     def detach(self) -> None:
         """Give the layers of this handle their own forward pass back."""
         if not self._sites:
             raise ValueError("this handle is already detached")
         for name, site in self._sites.items():
-            if vars(site.module).get("forward") is not site:
+            if not site.is_attached:
                 raise ValueError(f"layer {name!r} is no longer attached by this handle; isaac_newton.detach(model) removes all")
         for site in self._sites.values():
-            del site.module.__dict__["forward"]
+            site.detach()
+        unhook_models(self._model, self._run)
+        self._watch.stop()
         for _, hook in self._bound:
             hook.remove()
         self._sites, self._bound = {}, []
 
     def __repr__(self) -> str:
         self._settle()
-        return report.table(self._model, self._run, self._sites, self._skipped)
+        watch = self._watch
+        return report.table(self._model, self._run, self._sites, self._skipped, watch.gone, watch.newcomers())
 
     def _settle(self) -> None:
         if sum(site.statistics.settle() for site in self._sites.values()):
@@ -362,7 +366,12 @@ def _check_output(output: object) -> None:
         )
 
 
-def listed(candidates: Iterable[str], most: int = 40) -> str:
-    """Names for a message, not too many."""
-    names = [repr(name) for name in candidates]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _warn_if_inverted(mask: Tensor) -> None:
+    """A batch is as long as its longest sample: where that has no position and others end with some, padding was marked."""
+    if mask.dim() == 2 and mask.numel() and bool((~mask.any(1)).any() & (mask[:, 1:] & ~mask[:, :-1]).any()):
+        warnings.warn(
+            "handle.mask leaves out whole samples and the beginnings of others, as if it were true for padding: it has to be "
+            "true for what counts, so give ~mask",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -2,20 +2,24 @@
 
 import itertools
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from isaac_newton.core.options import Run
+from isaac_newton.core.options import Options, Run
 from isaac_newton.core.statistics import Statistics
 
 __all__ = ["table"]
 
 #: From this many layers on, equal blocks are folded.
 LONG = 24
-_HEADINGS = ("layer", "type", "weight", "rows", "side", "extra cost", "extra memory")
-#: Shown after an inspection, with the unit of each.
+#: No line is longer.
+WIDTH = 120
+_COSTS = ("rows", "side", "extra cost", "extra memory")
+#: Shown after an inspection in place of the costs.
 _INSIGHT = {"effective_rank": "effective rank", "largest_curvature": "curvature", "damping": "λ", "angle": "angle to ∇"}
 
 
@@ -30,26 +34,85 @@ class Conditioned(Protocol):
     def statistics(self) -> Statistics: ...
 
 
-def table(model: nn.Module, run: Run, sites: Mapping[str, Conditioned], skipped: Mapping[str, str]) -> str:
-    """One line per layer with parameters; in a long table the layers of equal blocks share a line, with a range in the name."""
-    method = "ζ" if run.conditions_outputs else "ζ*"
-    verdicts = {name: f"plain: {reason}" for name, reason in skipped.items()}
+def table(
+    model: nn.Module,
+    run: Run,
+    sites: Mapping[str, Conditioned],
+    skipped: Mapping[str, str],
+    gone: Mapping[str, str],
+    newcomers: Mapping[str, nn.Module],
+) -> str:
+    """One line per layer with parameters; in a long table the layers of equal blocks share a line, with a range in the name.
+
+    Args:
+        model: What was attached.
+        run: That of the attachment.
+        sites: Its conditioned layers.
+        skipped: Why the others are plain.
+        gone: What happened to layers that are conditioned no longer.
+        newcomers: Modules that were not there when the model was attached.
+    """
+    there = {id(module): name for name, module in model.named_modules()}
+    states = {name: _state(name, site, run, sites, gone, id(site.module) in there) for name, site in sites.items()}
+    lines: dict[str, tuple[nn.Module, Conditioned | None, str]] = {}
     for name, site in sites.items():
-        verdict = method if any(p.requires_grad and p.dim() > 1 for p in site.module.parameters()) else "plain: frozen"
-        verdicts |= {name: verdict, **dict.fromkeys(site.parts, f"{verdict}, with {name or 'the model'}")}
-    layers = [
-        (name, *_cells(module, sites.get(name), verdicts[name])) for name, module in model.named_modules() if name in verdicts
-    ]
-    seen = {name: site.statistics for name, site in sites.items() if site.statistics.effective_rank is not None}
-    rows = [(*_HEADINGS, *(_INSIGHT.values() if seen else ()), "gradient")]
+        now = there.get(id(site.module), name)
+        lines[now] = site.module, site, states[name]
+        for part, module in site.parts.items():
+            lines[there.get(id(module), part)] = module, None, f"{states[name]}, with {now or 'the model'}"
+    for name, module in model.named_modules():
+        if name in lines and name not in newcomers:
+            continue
+        if name in newcomers and any(p.dim() > 1 for p in module.parameters(recurse=False)):
+            lines.setdefault(name, (module, None, "plain: came after attach"))
+        elif name in skipped and name not in newcomers:
+            lines[name] = module, None, f"plain: {skipped[name]}"
+    order = {name: number for number, name in enumerate(there.values())}
+    layers = [(name, *_cells(*lines[name])) for name in sorted(lines, key=lambda name: order.get(name, len(order)))]
+    seen = {there.get(id(s.module), n): s.statistics for n, s in sites.items() if s.statistics.effective_rank is not None}
+    rows = [("layer", "type", "weight", *(_INSIGHT.values() if seen else _COSTS), "gradient")]
     for same in _alike(layers) if len(layers) > LONG else [[layer] for layer in layers]:
         count = f" ×{len(same)}" if len(same) > 1 else ""
         name, verdict = _fold([layer[0] for layer in same]) or "(model)", _fold([layer[-1] for layer in same])
-        insight = _insight([seen[layer[0]] for layer in same if layer[0] in seen]) if seen else ()
-        rows.append((name + count, *same[0][1:-1], *insight, verdict))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    text = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
-    return "\n".join([*text, _summary(model, run, sites)])
+        middle = _insight([seen[layer[0]] for layer in same if layer[0] in seen]) if seen else same[0][3:-1]
+        rows.append((name + count, *same[0][1:3], *middle, verdict))
+    live = {name: site for name, site in sites.items() if states[name].startswith("ζ") and "not seen yet" not in states[name]}
+    return "\n".join([*_fitted(rows), *textwrap.wrap(_summary(model, run, live), WIDTH)])
+
+
+def _state(
+    name: str, site: Conditioned, run: Run, sites: Mapping[str, Conditioned], gone: Mapping[str, str], is_there: bool
+) -> str:
+    """What becomes of a layer's gradient."""
+    if not is_there:
+        return "plain: replaced after attach"
+    matrices = [p for p in site.module.parameters() if p.dim() > 1]
+    if matrices and not any(p.requires_grad for p in matrices):
+        return "plain: frozen"
+    if name in gone:
+        return f"plain: {gone[name]}"
+    method = "ζ" if run.conditions_outputs else "ζ*"
+    last, newest = site.statistics.backward_pass, max(other.statistics.backward_pass for other in sites.values())
+    if last == newest:
+        return method
+    return f"{method}, not seen since pass {last}" if site.statistics.side else f"{method}, but not seen yet"
+
+
+def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines, in columns: what does not fit goes on below."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    verdict, spaces = len(widths) - 1, 2 * (len(widths) - 1)
+    # What there is too much of comes off the reasons first, then the names.
+    for column, least in ((verdict, 40), (0, 32), (1, 20), (verdict, 24), (0, 16), (verdict, 12)):
+        excess = sum(widths) + spaces - WIDTH
+        widths[column] = max(min(widths[column], least), widths[column] - max(excess, 0))
+    lines = []
+    for row in rows:
+        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
+        for number in range(max(map(len, cells))):
+            parts = [cell[number] if number < len(cell) else "" for cell in cells]
+            lines.append("  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip())
+    return lines
 
 
 def _alike(layers: Sequence[tuple[str, ...]]) -> list[list[tuple[str, ...]]]:
@@ -62,14 +125,19 @@ def _alike(layers: Sequence[tuple[str, ...]]) -> list[list[tuple[str, ...]]]:
 
 
 def _cells(module: nn.Module, site: Conditioned | None, verdict: str) -> tuple[str, ...]:
-    weight = max(module.parameters(recurse=False), key=Tensor.numel)
-    shape = "×".join(map(str, weight.shape)) or "1"
+    own = list(module.parameters(recurse=False))
+    weight = (
+        getattr(module, "weight", None)
+        if is_parametrized(module, "weight")
+        else max(own, key=lambda p: p.numel(), default=None)
+    )
+    shape = "" if weight is None else "×".join(map(str, weight.shape)) or "1"
+    kind = type(module).__name__.removeprefix("Parametrized")
     seen = site.statistics if site is not None else None
     if seen is None or not seen.side:
-        return type(module).__name__, shape, "", "", "", "", verdict
+        return kind, shape, "", "", "", "", verdict
     share = 100 * seen.extra_multiplications / max(seen.own_multiplications, 1)
-    memory = f"{seen.extra_bytes / 1024:,.1f} KiB"
-    return type(module).__name__, shape, str(seen.rows), seen.side, f"{_percent(share)} %", memory, verdict
+    return kind, shape, str(seen.rows), seen.side, f"{_percent(share)} %", f"{seen.extra_bytes / 1024:,.1f} KiB", verdict
 
 
 def _insight(layers: Sequence[Statistics]) -> tuple[str, ...]:
@@ -82,21 +150,37 @@ def _insight(layers: Sequence[Statistics]) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _summary(model: nn.Module, run: Run, sites: Mapping[str, Conditioned]) -> str:
-    covered = {id(p): p.numel() for site in sites.values() for p in site.module.parameters() if p.dim() > 1 and p.requires_grad}
+def _summary(model: nn.Module, run: Run, live: Mapping[str, Conditioned]) -> str:
+    covered: dict[int, int] = {}
+    for site in live.values():
+        matrices = {id(p): p.numel() for p in site.module.parameters() if p.dim() > 1 and p.requires_grad}
+        covered |= matrices or {id(site): site.statistics.weight_size}  # FSDP may have flattened it
     total = sum(p.numel() for p in model.parameters())
-    options = [f"damping={run.damping}"]
-    if run.options.sharing != "expand":
-        options.append(f"sharing={run.options.sharing!r}")
-    if run.options.max_rows is not None:
-        options.append(f"max_rows={run.options.max_rows}")
-    if run.conditions_outputs:
-        options.append(f"output_damping={run.output_damping}, output_curvature={run.options.output_curvature!r}")
     share = 100 * sum(covered.values()) / max(total, 1)
-    extra = sum(site.statistics.extra_multiplications for site in sites.values())
-    own = sum(site.statistics.own_multiplications for site in sites.values())
+    extra = sum(site.statistics.extra_multiplications for site in live.values())
+    own = sum(site.statistics.own_multiplications for site in live.values())
     cost = f", {_percent(100 * extra / own)} % more multiply-adds in the last step" if own else ""
-    return f"{len(sites)} layers conditioned, {share:.1f} % of {total:,} parameters{cost}; {', '.join(options)}"
+    if run.clock.share is not None and live:
+        cost += f", {_percent(100 * run.clock.share)} % of the time of a step (measured)"
+    return f"{len(live)} layers conditioned, {share:.1f} % of {total:,} parameters{cost}; {', '.join(_options(run))}"
+
+
+def _options(run: Run) -> list[str]:
+    """The options that are not those of `attach(model)`."""
+    said = [f"damping={run.damping}"]
+    usual = Options()
+    for name in ("sharing", "max_rows", "keep_norm", "bias", "when", "decay", "refresh", "power"):
+        value = getattr(run.options, name)
+        if value != getattr(usual, name):
+            said.append(f"{name}={value!r}")
+    if run.conditions_outputs:
+        said.append(f"output_damping={run.output_damping}, output_curvature={run.options.output_curvature!r}")
+        said += [f"samples={run.options.samples}"] if run.options.samples != 1 else []
+    if run.options.ranks is not None and run.options.when == "backward":
+        said.append(f"process_group of {run.options.ranks.count}")
+    if run.mask is not None:
+        said.append(f"mask of {'×'.join(map(str, run.mask.shape))}")
+    return said
 
 
 def _percent(share: float) -> str:

@@ -2,15 +2,18 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from isaac_newton import torch_private
 from isaac_newton.core.conditioner import invert, multiply
-from isaac_newton.core.distributed import Ranks, first_row, is_sharded, keep_own_part, local, whole
-from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.distributed import Ranks, first_row, is_sharded, keep_own_part, local, sum_over_shards, whole
+from isaac_newton.core.gathering import Gathering
+from isaac_newton.core.layer import ConditionedLayer, child
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.rows import Rows
 from isaac_newton.math import equations
@@ -21,38 +24,130 @@ __all__ = ["condition_gradients"]
 
 #: As in `kernels.dense`: the largest trace of S/λ for which a conditioner in float32 is accurate enough.
 FLOAT32_TRACE = 512.0
+#: A relative error that counts as a failure, and in how many steps it is looked for once.
+_LOST, _CHECKED = 1e-2, 64
 #: Called with a gradient before and after.
 Inspect: TypeAlias = Callable[[Tensor, Tensor], None]
+
+
+class _Weight(NamedTuple):
+    """A parameter at the step: the first layer that has it, its name there, and what was gathered for it."""
+
+    site: ConditionedLayer
+    name: str
+    parameter: Tensor
+    gathering: Gathering
 
 
 @torch.no_grad()
 def condition_gradients(sites: Mapping[str, ConditionedLayer], only: Iterable[Tensor] | None) -> None:
     """Condition the `.grad` of every weight that gathered curvature, or of those in `only`, and begin to gather anew."""
+    run = next(iter(sites.values())).run
     chosen = None if only is None else {id(parameter) for parameter in only}
-    work: dict[tuple[str, WeightSlice], Moment] = {}
+    ranks = run.options.ranks if run.options.ranks is not None and run.options.ranks.count > 1 else None
+    if ranks is not None:
+        chosen = _meet(sites, chosen, ranks)
+    weights = _weights(sites, chosen)
+    due = [_is_due(weight) for weight in weights]
+    if ranks is not None:
+        due = _sum_over(weights, due, ranks)
+    strange = [] if ranks is not None else _unseen(sites, chosen)
+    for weight, (grown, explained) in zip(weights, due, strict=True):
+        if not explained:
+            strange.append(child(weight.site.name, weight.name))
+        elif grown:
+            for where, moment in weight.gathering.moments.items():
+                _condition(where, moment, weight.site)
+        weight.gathering.consume()
+    if strange:
+        run.warn_about_strange(strange)
+
+
+def _weights(sites: Mapping[str, ConditionedLayer], chosen: set[int] | None) -> list[_Weight]:
+    """What was gathered, parameter by parameter: layers that share one have one conditioner for it."""
+    found: dict[int, _Weight] = {}
+    for site in sites.values():
+        for name, gathering in sorted(site.gatherings.items()):
+            parameter = site.module.get_parameter(name)
+            if chosen is None or id(parameter) in chosen:
+                gathering.watch(parameter)
+                gathering.take_in(torch_private.current_pass())  # where another hook of the parameter steps, before ours
+                first = found.setdefault(id(parameter), _Weight(site, name, parameter, gathering))
+                if first.gathering is not gathering:
+                    first.gathering.join(gathering, first.name)
+    return list(found.values())
+
+
+def _is_due(weight: _Weight) -> tuple[bool, bool]:
+    """Whether there is a gradient to condition; whether it is that of the rows, and one conditioner can be made of them."""
+    gradient, gathering = weight.parameter.grad, weight.gathering
+    if gradient is None:
+        return False, True
+    places = sorted((where.start, where.stop) for where, moment in gathering.moments.items() if moment.gathered)
+    apart = all(stop <= start for (_, stop), (start, _) in pairwise(places))
+    return gathering.grown, apart and gathering.explains(gradient)
+
+
+def _unseen(sites: Mapping[str, ConditionedLayer], chosen: set[int] | None) -> list[str]:
+    """Weights that have a gradient although no backward pass went through their layer."""
+    found = []
     for name, site in sites.items():
-        for where, moment in site.moments.items():
-            if chosen is None or id(site.module.get_parameter(where.parameter)) in chosen:
-                work[name, where] = moment
-    ranks = next(iter(sites.values())).run.options.ranks
-    if ranks is not None and ranks.count > 1:
-        work = _over_ranks(work, sites, ranks)
-    for (name, where), moment in work.items():
-        _condition(where, moment, sites[name])
+        weight = None if site.gatherings else getattr(site.module, "weight", None)
+        if isinstance(weight, nn.Parameter) and weight.grad is not None and (chosen is None or id(weight) in chosen):
+            found.append(child(name, "weight"))
+    return found
 
 
-def _over_ranks(
-    work: Mapping[tuple[str, WeightSlice], Moment], sites: Mapping[str, ConditionedLayer], ranks: Ranks
-) -> dict[tuple[str, WeightSlice], Moment]:
-    """Sum what the ranks have gathered, in one order; a rank on which a layer saw nothing takes part too."""
-    known = {key: moment.form for key, moment in work.items()}
-    result = {}
-    for (name, where), form in ranks.union(known, news=not all(moment.announced for moment in work.values())).items():
-        moment = result[name, where] = sites[name].moments.setdefault(where, Moment())
+def _meet(sites: Mapping[str, ConditionedLayer], chosen: set[int] | None, ranks: Ranks) -> set[int] | None:
+    """Make all ranks know of the same matrices: one on which a layer saw nothing takes part too. Returns what is chosen."""
+    known: dict[tuple[str, WeightSlice], Any] = {}
+    news = False
+    for name, site in sites.items():
+        for parameter, gathering in site.gatherings.items():
+            if chosen is None or id(site.module.get_parameter(parameter)) in chosen:
+                known |= {(name, where): moment.form for where, moment in gathering.moments.items()}
+                news |= not all(moment.announced for moment in gathering.moments.values())
+    parameters = []
+    for (name, where), form in ranks.union(known, news=news).items():
+        moment = sites[name].gathering(where.parameter).moments.setdefault(where, Moment())
         moment.form, moment.announced = form, True
-        if sites[name].gathers(where):
-            moment.sum_over(ranks, sites[name].module.get_parameter(where.parameter).device)
-    return result
+        parameters.append(sites[name].module.get_parameter(where.parameter))
+    if ranks.is_default and next(iter(sites.values())).run.steps <= 1:
+        _check_replicas(parameters, ranks)
+    return None if chosen is None else chosen | {id(parameter) for parameter in parameters}
+
+
+def _check_replicas(parameters: Iterable[Tensor], ranks: Ranks) -> None:
+    """Refuse to mix rows of models that only look alike. Sharded ones are known to be one."""
+    sizes = []
+    for parameter in parameters:
+        for tensor in (parameter, parameter.grad):
+            if tensor is not None and not is_sharded(tensor):
+                numbers = sparse_parts(tensor)[0] if tensor.is_sparse else tensor
+                sizes.append(numbers.norm(dtype=torch.float64).nan_to_num().item())
+            else:
+                sizes.append(0.0)
+    most = ranks.largest(sizes)
+    least = ranks.largest([-size for size in sizes])
+    if any(high + low > 1e-6 * high for high, low in zip(most, least, strict=True)):
+        raise RuntimeError(
+            "when='step' joins the rows of all ranks of the default process group, but weights or gradients differ between "
+            "them, so the model is not replicated there. Wrap it in DistributedDataParallel, or average gradients before the "
+            "step. If each rank trains a model of its own, attach with process_group=torch.distributed.new_group([rank], "
+            "use_local_synchronization=True)"
+        )
+
+
+def _sum_over(weights: Sequence[_Weight], due: Sequence[tuple[bool, bool]], ranks: Ranks) -> list[tuple[bool, bool]]:
+    """Sum what the ranks have gathered. What is due on one rank is due on all."""
+    flags = [bool(flag) for flag in ranks.largest([float(flag) for pair in due for flag in pair])]
+    everywhere = list(zip(flags[::2], flags[1::2], strict=True))
+    for weight, (grown, explained) in zip(weights, everywhere, strict=True):
+        if grown and explained:
+            for _, moment in sorted(weight.gathering.moments.items(), key=lambda item: repr(item[0])):
+                if weight.site.gathers(moment):
+                    moment.sum_over(ranks, weight.parameter.device)
+    return everywhere
 
 
 def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> None:
@@ -70,9 +165,11 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
 
         def by_rows(matrix: Tensor) -> Tensor:
             (done,) = multiply([matrix[0] if len(matrix) == 1 else matrix], [made])
+            if made.lost_digits:
+                site.lost_digits()
             return done if done.dim() == 3 else done[None]
 
-        _rewrite(site.module, where, by_rows, inspect=inspect)
+        _rewrite(site.module, where, by_rows, keep_norm=options.keep_norm, inspect=inspect)
     else:
         _renew(moment, site)
         conditioner = moment.conditioner
@@ -80,8 +177,8 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
             if run.inspecting:
                 values = functools.partial(_eigenvalues, conditioner, moment.damping, options.power)
                 inspect = functools.partial(site.inspect, values, moment.damping)
-            times = functools.partial(_times, conditioner)
-            _rewrite(site.module, where, times, diagonal=conditioner, inspect=inspect)
+            times = functools.partial(_times, conditioner, site)
+            _rewrite(site.module, where, times, keep_norm=options.keep_norm, diagonal=conditioner, inspect=inspect)
     moment.clear()
     if options.refresh == 1:
         moment.conditioner = None
@@ -89,8 +186,21 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
         moment.average = moment.weight = None
 
 
-def _times(conditioner: Tensor, matrix: Tensor) -> Tensor:
-    return matrix.to(conditioner.dtype) @ conditioner
+def _count_lost_digits(before: Tensor, after: Tensor, site: ConditionedLayer) -> None:
+    """Now and then: a result that is no larger than the rounding of what it was made of counts as a failure."""
+    if site.run.steps % _CHECKED != 1 or not before.numel():
+        return
+    lost = (before.norm() * torch.finfo(before.dtype).eps > _LOST * after.norm()) & after.isfinite().all()
+    if lost.is_cuda:
+        site.fell_back(lost.long())
+    elif lost.item():
+        site.lost_digits()
+
+
+def _times(conditioner: Tensor, site: ConditionedLayer, matrix: Tensor) -> Tensor:
+    done = matrix.to(conditioner.dtype) @ conditioner
+    _count_lost_digits(matrix, done, site)
+    return done
 
 
 def _eigenvalues(conditioner: Tensor, damping: float | Tensor, power: float) -> Tensor:
@@ -110,8 +220,10 @@ def _renew(moment: Moment, site: ConditionedLayer) -> None:
         return
     diagonal = mean.dim() == 1
     damping, relative = site.run.damping_now()
-    if relative:
+    if relative == "mean":
         damping = relative_damping((mean if diagonal else mean.diagonal(dim1=-2, dim2=-1)).mean(), damping)
+    elif relative:
+        damping = relative_damping((mean if diagonal else equations.largest_eigenvalue(mean)).amax(), damping)
     moment.age, moment.damping = 1, damping
     if options.power == 0 or (isinstance(damping, float) and damping == math.inf):
         moment.conditioner = None
@@ -145,6 +257,7 @@ def _rewrite(
     where: WeightSlice,
     multiply: Callable[[Tensor], Tensor],
     *,
+    keep_norm: bool,
     diagonal: Tensor | None = None,
     inspect: Inspect | None = None,
 ) -> None:
@@ -165,6 +278,7 @@ def _rewrite(
     weight, bias = parts[0], parts[1] if len(parts) > 1 else None
     assert weight is not None
     own = slice(max(where.start - begin, 0), max(min(where.stop - begin, len(weight)), 0))
+    squares = [_square(weight, bias, own)] if keep_norm else []
     if where.groups == 0:
         assert diagonal is not None
         before = _numbers(weight, own).clone() if inspect is not None else weight
@@ -173,6 +287,14 @@ def _rewrite(
             inspect(before, _numbers(weight, own))
     else:
         _multiply(weight[own], None if bias is None else bias[own], where, multiply, inspect)
+    if keep_norm:
+        together = torch.stack([*squares, _square(weight, bias, own)])
+        if sharded and by_rows:
+            sum_over_shards(gradients[0], together)
+        before, after = together.sqrt().unbind()
+        for part in (sparse_parts(weight)[0] if weight.is_sparse else weight[own], None if bias is None else bias[own]):
+            if part is not None:
+                part.mul_(equations.quotient(before, after).to(part.dtype))
     if sharded and not by_rows:
         for gradient, part in zip(gradients, parts, strict=True):
             if gradient is not None and part is not None:
@@ -198,6 +320,12 @@ def _multiply(
             bias.copy_(matrix[..., -1].reshape(bias.shape))
         matrix = matrix[..., :-1]
     weight.copy_((matrix.mT if where.transposed else matrix).reshape(weight.shape))
+
+
+def _square(weight: Tensor, bias: Tensor | None, own: slice) -> Tensor:
+    """The squared norm of a gradient, and of the bias that is conditioned with it."""
+    parts = [_numbers(weight, own)] + ([] if bias is None else [bias[own]])
+    return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in parts]).sum()
 
 
 def _numbers(weight: Tensor, own: slice) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader
 
 from isaac_newton.api.attach import attach
 from isaac_newton.core.layer import ConditionedLayer
@@ -98,7 +99,7 @@ class Suggestion:
         return "\n".join([*table, *words])
 
 
-def suggest_damping(model: nn.Module, *batch: Any) -> Suggestion:
+def suggest_damping(model: nn.Module, *batch: Any, **named: Any) -> Suggestion:
     r"""Propose a damping from one batch: the λ that takes away four fifths of the model's curvature.
 
     Runs the model forward once, as in training. With eigenvalues $s$ of $a^\top a / b$, $\sum s$ is the curvature that the
@@ -111,15 +112,23 @@ def suggest_damping(model: nn.Module, *batch: Any) -> Suggestion:
     Args:
         model: Any module that `attach` takes, attached or not.
         *batch: What the model is called with, `model(*batch)`; a single mapping is `model(**batch)`. No targets are needed.
+        **named: What it is called with by name.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    if not batch:
+    if not batch and not named:
         raise ValueError("suggest_damping needs a batch to look at: suggest_damping(model, *inputs)")
+    if batch and isinstance(batch[0], DataLoader):
+        raise TypeError("suggest_damping looks at one batch, got a DataLoader: give the inputs in next(iter(loader))")
+    nowhere = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if nowhere:
+        raise ValueError(
+            f"parameter {nowhere[0]!r} is on the meta device and has no values: fill the model before asking for a damping"
+        )
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(f"parameter {lazy[0]!r} has no size yet: run one batch through the model before asking for a damping")
-    layers = _spectra(model, batch)
+    layers = _spectra(model, batch, named)
     seen = [spectrum for spectrum in layers.values() if spectrum.largest > 0]
     if not seen:
         raise ValueError(f"the batch gives no damping: the inputs of {', '.join(map(repr, layers))} are all zero")
@@ -142,7 +151,7 @@ def _where(dampings: Callable[[float], Iterable[tuple[Spectrum, float]]], most: 
     return high
 
 
-def _spectra(model: nn.Module, batch: tuple[Any, ...]) -> dict[str, Spectrum]:
+def _spectra(model: nn.Module, batch: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Spectrum]:
     found: dict[str, list[tuple[int, int, Tensor]]] = {}
     with contextlib.ExitStack() as stack:
         sites = _sites(model)
@@ -165,11 +174,23 @@ def _spectra(model: nn.Module, batch: tuple[Any, ...]) -> dict[str, Spectrum]:
             stack.callback(setattr, run, "row_observer", run.row_observer)
             run.row_observer = observe
         stack.enter_context(_as_it_was(model))
-        if len(batch) == 1 and isinstance(batch[0], Mapping):
-            model(**batch[0])
-        else:
-            model(*batch)
+        _call(model, batch, named)
     return {name: _together(name, found[name]) for name in sites if name in found} or _nothing_seen(sites)
+
+
+def _call(model: nn.Module, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    if len(batch) == 1 and isinstance(batch[0], Mapping):
+        model(**batch[0], **named)
+        return
+    try:
+        model(*batch, **named)
+    except (TypeError, AttributeError) as error:
+        if len(batch) == 1 and isinstance(batch[0], tuple | list):
+            raise TypeError(
+                f"the model was called with one {type(batch[0]).__name__} and refused it: suggest_damping(model, *inputs) "
+                "gives it the parts, without the targets"
+            ) from error
+        raise
 
 
 def _sites(model: nn.Module) -> dict[str, ConditionedLayer]:

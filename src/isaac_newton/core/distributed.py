@@ -1,7 +1,8 @@
 """Ranks and shards: whose rows count together, and which part of a gradient is here."""
 
 import sys
-from collections.abc import Hashable, Mapping
+import zlib
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from isaac_newton.torch_private import first_global_row
 
-__all__ = ["Ranks", "first_row", "is_sharded", "keep_own_part", "local", "whole"]
+__all__ = ["Ranks", "first_row", "is_sharded", "keep_own_part", "local", "sum_over_shards", "whole"]
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Spec = TypeVar("_Spec")
@@ -22,15 +23,35 @@ class Ranks:
 
     Args:
         group: A process group of `torch.distributed`; None for the default one, as soon as there is one.
+        aside: Whether to talk in a group of its own, with the same processes. In a backward pass others talk too, and where
+            ranks use different layers they do not do so in one order.
     """
 
-    def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
+    def __init__(self, group: "dist.ProcessGroup | None" = None, *, aside: bool = False) -> None:
         self._group = group
+        if aside and self.count > 1:
+            self._group = dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
 
     @property
     def count(self) -> int:
         """How many there are; 1 where nothing is distributed."""
         return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody has said which processes these are."""
+        return self._group is None
+
+    def largest(self, numbers: Sequence[float]) -> list[float]:
+        """The largest of each number over the ranks."""
+        together = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        dist.all_reduce(together, op=dist.ReduceOp.MAX, group=self._group)
+        return together.tolist()
+
+    @property
+    def _device(self) -> torch.device:
+        """On which collectives work."""
+        return torch.device("cuda") if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
 
     def all_rows(self, r: Float[Tensor, "groups rows features"]) -> Float[Tensor, "groups all features"]:
         """The rows of all ranks, in their order; each rank may have a different number."""
@@ -46,6 +67,21 @@ class Ranks:
         dist.all_gather(parts, padded, group=self._group)
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
+    def exchange(self, mine: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], Tensor]:
+        """The rows of all ranks by name: (groups, rows, features) each. What a rank did not use has no rows there."""
+        if self.count == 1:
+            return dict(mine)
+        forms = {name: (r.shape[0], r.shape[2], r.dtype) for name, r in mine.items()}
+        number = float(zlib.crc32(repr(sorted(forms.items(), key=repr)).encode()))
+        high, low = self.largest([number, -number])
+        everywhere = self.union(forms, news=high != -low)
+        device = next(iter(mine.values())).device
+        found = {}
+        for name, (groups, features, dtype) in everywhere.items():
+            r = mine.get(name)
+            found[name] = self.all_rows(torch.zeros(groups, 0, features, dtype=dtype, device=device) if r is None else r)
+        return found
+
     def add(self, *tensors: Tensor) -> None:
         """Replace each tensor by its sum over the ranks."""
         if self.count > 1:
@@ -56,11 +92,8 @@ class Ranks:
         """What any rank knows, in one order for all; exchanged only if some rank has `news`."""
         if self.count == 1:
             return dict(known)
-        device = torch.device("cuda") if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
-        anyone = torch.tensor([int(news)], device=device)
-        dist.all_reduce(anyone, op=dist.ReduceOp.MAX, group=self._group)
         merged = dict(known)
-        if anyone.item():
+        if any(self.largest([float(news)])):
             everyone: list[dict[_Key, _Spec]] = [{} for _ in range(self.count)]
             dist.all_gather_object(everyone, merged, group=self._group)
             for part in everyone:
@@ -95,6 +128,13 @@ def local(tensor: Any) -> Tensor:
     """The part of a sharded tensor that is here; writing to it changes the tensor."""
     part: Tensor = tensor.to_local()
     return part
+
+
+def sum_over_shards(tensor: Any, numbers: Tensor) -> None:
+    """Add up what each rank has computed of its shard of a tensor."""
+    for dimension, placement in enumerate(tensor.placements):
+        if placement.is_shard():
+            dist.all_reduce(numbers, group=tensor.device_mesh.get_group(dimension))
 
 
 def whole(tensor: Any) -> Tensor:

@@ -5,6 +5,7 @@ a layer whose backward pass is ours: a linear layer all of whose rows feed its c
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -13,12 +14,13 @@ from torch import Tensor
 
 from isaac_newton import torch_private
 from isaac_newton.core import traced
+from isaac_newton.core.beginning import begin, begin_all
 from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR, Operation
-from isaac_newton.core.outputs import condition_outputs, output_conditioner
-from isaac_newton.core.rows import Arrange, Layout, as_rows, cast, rows, sequence
-from isaac_newton.core.use import Alone, Use, conditioners, has_own_form
+from isaac_newton.core.outputs import condition_left, condition_outputs, keep_output_rows, output_conditioner
+from isaac_newton.core.rows import PLAIN, Arrange, as_rows, cast, layout_of, rows, sequence
+from isaac_newton.core.use import Alone, Bucket, Use, has_own_form
 from isaac_newton.kernels import streams
 from isaac_newton.torch_private import full_precision
 
@@ -26,10 +28,6 @@ __all__ = ["apply", "condition", "hand_out"]
 
 #: `operation(input, weight, bias)`.
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-#: In a captured step so many uses start together: each branch that leaves the main chain takes time there.
-_TOGETHER = 8
-#: The most frequent one.
-_SEQUENCE = Layout(sequence)
 
 
 class _Conditions(Protocol):
@@ -47,6 +45,7 @@ def apply(
     arrange: Arrange = sequence,
     *,
     transposed: bool = False,
+    outputs: Arrange = sequence,
 ) -> Tensor:
     """`operation(x, weight, bias)`, bit for bit; the gradient of the weight will be conditioned.
 
@@ -58,28 +57,38 @@ def apply(
         layer: Which layer it is.
         arrange: How the input becomes rows.
         transposed: Whether dimension 0 of the weight holds the features.
+        outputs: How the gradient of the output becomes rows.
     """
     if traced.is_traced():
-        return traced.apply(operation, x, weight, bias, layer, arrange, transposed)
+        return traced.apply(operation, x, weight, bias, layer, arrange, transposed, outputs)
     run = layer.run
     if not (torch.is_grad_enabled() and weight.requires_grad):
+        if run.watch is not None and torch.is_grad_enabled():
+            run.watch.met_frozen(layer.name)
         return operation(x, weight, bias)
-    use = _use_of(operation, x, weight, bias, layer, arrange, transposed)
+    use = _use_of(operation, x, weight, bias, layer, arrange, transposed, outputs)
     if run.row_observer is not None:
         observe(use)
-    elif use.own or _takes_apart(operation, use):
+        return operation(x, weight, bias)
+    if use.own or (run.capture is not None and _takes_apart(operation, use)):
         _note(use, weight, bias)
         output: Tensor = torch_private.call(_Layer, x, weight, bias, operation, use)
         return output
-    elif layer.bucket is not None and _can_share(layer, use, weight):
+    if layer.bucket is not None and _can_share(layer.bucket, use, weight):
         bucket, number = layer.bucket
-        _note(use, weight, None)
-        output = operation(x, bucket.take(use, weight, number, _open), bias)
-        _give_to_graph(use, output)
-        return output
+        if torch_private.is_autocast_on():
+            x = _as_multiplied(use, x)
+        use.wait()
+        output = operation(x, bucket.take(use, weight, number, hand_out), bias)
+        node = _node_of(output)
+        if node is not None:
+            node.metadata[Use] = use
     else:
-        weight, bias = _alone(use, weight, bias)
-    return operation(x, weight, bias)
+        output = operation(x, *_alone(use, weight, bias))
+        node = _node_of(output)
+    if run.conditions_outputs and node is not None:
+        node.register_prehook(lambda gradients: keep_output_rows(use, gradients[0]))
+    return output
 
 
 def condition(
@@ -111,7 +120,7 @@ def condition(
     if weight.is_complex():
         raise TypeError(f"weight must be real, got {weight.dtype}: conditioners are made from real inputs")
     if traced.is_traced():
-        return traced.condition(weight, bias, input, site, arrange, transposed)
+        return traced.condition(weight, bias, input, site, arrange, transposed, site.run.mask)
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return weight, bias
     use = _use_of(None, input, weight, bias, site, arrange, transposed)
@@ -121,10 +130,10 @@ def condition(
     return _alone(use, weight, bias)
 
 
-def hand_out(weight: Tensor, conditions: _Conditions, saved: Tensor | None = None) -> Tensor:
-    """The weight under another name: what comes back goes through `conditions`."""
-    name: Tensor = torch_private.call(_Weights, conditions, saved, weight)[0]
-    return name
+def hand_out(conditions: _Conditions, saved: Tensor | None, *weights: Tensor) -> Sequence[Tensor]:
+    """The weights under other names: what comes back goes through `conditions`."""
+    names: Sequence[Tensor] = torch_private.call(_Weights, conditions, saved, *weights)
+    return names
 
 
 def observe(use: Use) -> None:
@@ -140,13 +149,10 @@ def is_joint(bias: Tensor | None, layer: ConditionedLayer) -> bool:
     return layer.run.options.bias == "joint" and bias is not None and bias.requires_grad
 
 
-def _give_to_graph(use: Use, output: Tensor) -> None:
-    """The graph of a call owns its use. A view that is changed in place gets another node, and its base keeps the old one."""
+def _node_of(output: Tensor) -> Any:
+    """The node of a call, which owns its use. A view that is changed in place gets another, and its base keeps the old one."""
     base = torch_private.base(output)
-    node = (output if base is None or base.grad_fn is None else base).grad_fn
-    if node is not None:
-        owned: Any = node.metadata
-        owned[Use] = use
+    return (output if base is None or base.grad_fn is None else base).grad_fn
 
 
 def _use_of(
@@ -157,50 +163,57 @@ def _use_of(
     layer: ConditionedLayer,
     arrange: Arrange,
     transposed: bool,
+    outputs_as: Arrange = sequence,
 ) -> Use:
     """One call of a layer."""
-    run, joint = layer.run, is_joint(bias, layer)
+    run = layer.run
+    joint = run.options.bias == "joint" and is_joint(bias, layer)
     own = operation is LINEAR and has_own_form(x, layer, arrange)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
     plain = arrange is sequence and not (transposed or joint)
-    layout = _SEQUENCE if plain else Layout(arrange, transposed, joint)
+    layout = PLAIN if plain else layout_of(arrange, transposed, joint, outputs_as)
     return Use(layer, layout, x, run.mask, own, outputs, where)
+
+
+def _as_multiplied(use: Use, x: Tensor) -> Tensor:
+    """The input in the type in which the layer will multiply it: autograd keeps that one, so the use need not keep another."""
+    kind = x.device.type
+    if x.dtype is not torch.float32 or not torch.is_autocast_enabled(kind):
+        return x
+    use.source = use.layer.run.source_of(x)
+    use.kept = x.to(torch.get_autocast_dtype(kind))
+    return use.kept
 
 
 def _takes_apart(operation: Forward, use: Use) -> bool:
     """Whether the weight's gradient is formed beside the chain of input gradients, in a captured step."""
-    if use.layer.run.capture is None or use.layout.joint or not isinstance(operation, Operation):
+    if use.layout.joint or not isinstance(operation, Operation):
         return False
     options = use.layer.run.options
-    few = options.sharing == "reduce" or options.max_rows is not None
-    return few and options.when == "backward" and options.ranks is None
+    return options.few_rows and options.when == "backward" and options.ranks is None
 
 
-def _can_share(layer: ConditionedLayer, use: Use, weight: Tensor) -> bool:
+def _can_share(place: tuple[Bucket, int], use: Use, weight: Tensor) -> bool:
     """Whether a weight may be in a bucket with others; if not, it has a node of its own."""
-    assert layer.bucket is not None
-    bucket, number = layer.bucket
-    run = layer.run
+    (bucket, number), run = place, use.layer.run
     return (
         bucket.weights[number] is weight  # not parametrized, not FSDP2's, not swapped
-        and _has_few_rows(use)
-        and not use.layout.joint
-        and not run.alone
+        and (run.options.few_rows or _has_few_rows(use))
+        and not (use.layout.joint or run.alone)
         and run.options.ranks is None  # collectives need one order on all ranks
         and run.capture is None
         and not torch_private.saves_elsewhere()
         and not torch_private.differentiates_forward()
-        and not torch_private.has_backward_hooks(layer.module)
+        and not torch_private.has_backward_hooks(use.layer.module)
     )
 
 
 def _has_few_rows(use: Use) -> bool:
     """Whether the rows of many uses may be there at once: they are few, or the inputs themselves."""
-    options = use.layer.run.options
-    if options.sharing == "reduce" or options.max_rows is not None or options.when == "step":
+    if use.own or use.layer.run.options.few_rows:
         return True
-    return use.own or (use.layout.arrange is sequence and use.mask is None and not use.layout.joint)
+    return use.layout.arrange is sequence and use.mask is None and not use.layout.joint
 
 
 def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
@@ -209,43 +222,11 @@ def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
     if run.capture is not None:
         run.capture.uses.update([id(weight), id(bias)])
         with full_precision(use.input), torch.no_grad():
-            _begin(use)
+            begin(use)
     elif torch_private.saves_elsewhere():
         use.kept = None  # autograd saves it, as whoever hooks it wants
-    elif use.own or (use.slice is None and run.options.ranks is None and _has_few_rows(use)):
+    elif use.own or (use.slice is None and (run.options.ranks is not None or _has_few_rows(use))):
         use.wait()
-
-
-def _begin(use: Use) -> None:
-    """In a captured step: its inputs are all that a conditioner waits for."""
-    run = use.layer.run
-    assert run.capture is not None
-    if use.own:
-        reference = run.capture.first.get(use.key)
-        first = None if reference is None else reference()
-        if first is not None:
-            use.made, use.branch = first.made, first.branch
-            return
-        with streams.beside(use.layer, use.input):
-            (use.made,) = conditioners([use], early=True)
-        use.branch = use.layer
-        run.capture.remember(use.key, use)
-        return
-    use.branch = run
-    use.wait()
-    if len(run.waiting) >= _TOGETHER:
-        begin_all(use)
-
-
-def begin_all(use: Use) -> None:
-    """In a captured step: the conditioners of all waiting uses, on one branch."""
-    run = use.layer.run
-    together = [each for reference in run.waiting if (each := reference()) is not None]
-    together = together if use in together else [use, *together]
-    run.waiting.clear()
-    with streams.beside(run, *(each.input for each in together)):
-        for each, made in zip(together, conditioners(together, early=True), strict=True):
-            each.made = made
 
 
 def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -254,13 +235,10 @@ def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
     x = use.input
     _note(use, weight, bias if joint else None)
     tensors = (weight, bias) if joint else (weight,)
-    names = torch_private.call(_Weights, Alone(use), x if elsewhere else None, *tensors)
+    names = hand_out(Alone(use), x if elsewhere else None, *tensors)
+    if use.slice is None and use.layer.run.options.ranks is not None:
+        use.node = weakref.ref(names[0].grad_fn)
     return names[0], names[1] if joint else bias
-
-
-def _open(*args: object) -> Sequence[Tensor]:
-    names: Sequence[Tensor] = torch_private.call(_Weights, *args)
-    return names
 
 
 class _Weights(torch.autograd.Function):
@@ -303,7 +281,9 @@ class _Layer(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         if torch_private.differentiates_forward():
             ctx.save_for_forward(x, weight)
-        return operation(x, weight, bias)
+        output = operation(x, weight, bias)
+        # What a Function returns as a view may not be changed in place, and torch returns one for other than matrices.
+        return output if torch_private.base(output) is None else torch_private.no_view(output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -346,8 +326,7 @@ def _conditioned_again(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         return weight
     use = dataclasses.replace(ctx.use, own=False, kept=x, made=None)
     tensors = (weight, ctx.bias) if use.layout.joint else (weight,)
-    name: Tensor = torch_private.call(_Weights, Alone(use), None, *tensors)[0]
-    return name
+    return hand_out(Alone(use), None, *tensors)[0]
 
 
 def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bool) -> tuple[Tensor, Tensor | None]:
@@ -355,14 +334,23 @@ def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bo
     use.kept = x
     if use.layout.joint and not joint:
         use.layout = dataclasses.replace(use.layout, joint=False)
+    clock = use.layer.run.clock
+    started = clock.now()
     with full_precision(x):
         plain = g
         if use.layer.run.conditions_outputs:
             use.layer.run.enter_pass()
             g = condition_outputs(use, g)
         made = use.conditioner()
-        conditioned = multiply_own(g, made)
-        use.saw(made, lambda: multiply_own(plain, Conditioner(made.rows)), conditioned)
+        clock.add(started)
+        started = clock.now()
+        conditioned = multiply_own(g, made, plain)
+
+        def plainly() -> Tensor:
+            return multiply_own(plain, Conditioner(made.rows))
+
+        clock.add_beyond(started, plainly)
+        use.saw(made, plainly, conditioned)
         conditioned = cast(conditioned, dtype)
     return (conditioned[:, :-1], conditioned[:, -1]) if joint else (conditioned, None)
 
@@ -397,8 +385,12 @@ def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) ->
             plain = cast(ctx.operation.weight_gradient(g, x, weight), parameter.dtype)
             made = use.conditioner()
             matrix = use.layout.matrix(plain, None, made.rows.groups)
-            (done,) = multiply([matrix], [made], in_place=True)
-            use.saw(made, lambda: matrix, done)
+            left = [matrix]
+            if run.conditions_outputs:
+                keep_output_rows(use, g)
+                left = condition_left([use], left, in_place=True)
+            (done,) = multiply(left, [made], in_place=True)
+            use.saw(made, matrix, done)
             grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None
         grad_weight = streams.laid_out(grad_weight, parameter)
         if needs_bias and grad_bias is None:

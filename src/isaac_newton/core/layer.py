@@ -1,6 +1,8 @@
 """A conditioned layer: what stands in for its forward pass, which options it shares, what it has gathered and seen."""
 
+import functools
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from isaac_newton import torch_private
 from isaac_newton.core.distributed import is_sharded
+from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
 from isaac_newton.core.rows import Rows
@@ -19,10 +22,15 @@ from isaac_newton.math import equations
 if TYPE_CHECKING:
     from isaac_newton.core.use import Bucket
 
-__all__ = ["ConditionedLayer", "child", "layer_of"]
+__all__ = ["ConditionedLayer", "child", "is_exported", "layer_of", "live_layers"]
 
 _NUMBERS = itertools.count()
 _LAYERS: "weakref.WeakValueDictionary[int, ConditionedLayer]" = weakref.WeakValueDictionary()
+
+
+def live_layers() -> "list[ConditionedLayer]":
+    """All that exist."""
+    return list(_LAYERS.values())
 
 
 def layer_of(number: int) -> "ConditionedLayer":
@@ -55,12 +63,14 @@ class ConditionedLayer:
         self.adapter = adapter
         self.parts = dict(parts or {})
         self.statistics = Statistics()
-        #: With `when="step"`: what each matrix of the layer has gathered.
-        self.moments: dict[WeightSlice, Moment] = {}
+        #: With `when="step"`: what each parameter has gathered.
+        self.gatherings: dict[str, Gathering] = {}
         #: The bucket of its weight, and the number of the weight there.
         self.bucket: tuple[Bucket, int] | None = None
-        self._identities: dict[str, int] | None = self._find_identities()
-        self._versions: dict[str, int] = {}
+        if run.options.when == "step" and module is not None:
+            for parameter, tensor in module.named_parameters():
+                if is_sharded(tensor):
+                    self.gathering(parameter).watch(tensor)
         self._enroll()
 
     @property
@@ -74,22 +84,57 @@ class ConditionedLayer:
         self.number = next(_NUMBERS)
         _LAYERS[self.number] = self
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy has parameters of its own, which are not there yet while it is made.
-        return {**self.__dict__, "_identities": None}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._enroll()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's forward pass: conditioned in training mode, the original one otherwise."""
+        """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
         module, adapter = self._module, self.adapter
         assert module is not None
         assert adapter is not None
-        if module.training and torch.is_grad_enabled():
-            return adapter(module, self, *args, **kwargs)
-        return type(module).forward(module, *args, **kwargs)
+        return _call(adapter, module, self, *args, **kwargs)
+
+    def replicate(self) -> nn.Module:
+        """For `DataParallel`: a replica with weights of its own, whose rows condition its part of the gradient."""
+        if self.run.options.when == "step":
+            raise RuntimeError("when='step' does not know the replicas of DataParallel: use DistributedDataParallel")
+        assert self.adapter is not None
+        replica = torch_private.replica_of(self.module)
+        replica.forward = functools.partial(_call, self.adapter, replica, self)
+        return replica
+
+    def install(self) -> None:
+        """Stand in for the layer's forward pass."""
+        vars(self.module).update({"forward": self, torch_private.REPLICATE: self.replicate})
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether this stands in for the forward pass of a layer."""
+        return self.adapter is not None and self.adapter is not _plain
+
+    def detach(self) -> None:
+        """Give the layer its own forward pass back, also where another tool has put something around this one."""
+        self.adapter = _plain
+        attributes = vars(self.module)
+        attributes.pop(torch_private.REPLICATE, None)
+        if attributes.get("forward") is self:
+            del attributes["forward"]
+        for gathering in self.gatherings.values():
+            gathering.close()
+
+    @property
+    def __globals__(self) -> None:
+        """What TorchScript asks a forward pass for. `torch.jit.trace` goes on without."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code.co_name in ("trace", "trace_module"):
+                raise AttributeError("__globals__")
+        raise RuntimeError(
+            f"torch.jit.script cannot compile layer {self.name!r}, which is conditioned: detach first with "
+            "isaac_newton.detach(model), and attach again afterwards"
+        )
 
     def fell_back(self, failures: int | Tensor = 1) -> None:
         """A factorization failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
@@ -99,12 +144,17 @@ class ConditionedLayer:
             self.statistics.fallbacks += failures
             self.run.warn_about_failure()
 
+    def lost_digits(self) -> None:
+        """A gradient had too few digits for the difference that was asked of it."""
+        self.statistics.fallbacks += 1
+        self.run.warn_about_digits(self.name)
+
     def saw(
         self,
         rows: Rows,
         damping: float | Tensor,
         outputs: int,
-        plain: Callable[[], Tensor],
+        plain: Tensor | Callable[[], Tensor],
         conditioned: Tensor,
         *,
         own: bool,
@@ -114,7 +164,8 @@ class ConditionedLayer:
         sizes = (rows.total, r.shape[-2], r.shape[-1], outputs)
         self.statistics.note_sizes(self.run.backward_passes, *sizes, groups=rows.groups, own_rows=own)
         if self.run.inspecting:
-            self.inspect(lambda: equations.spectrum(r), damping, plain(), conditioned)
+            before = plain if isinstance(plain, Tensor) else plain()
+            self.inspect(lambda: equations.spectrum(r), damping, before, conditioned)
 
     def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
         """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.
@@ -133,6 +184,9 @@ class ConditionedLayer:
         if self.run.options.when != "step":
             return None
         name, start, stop = _find(self.module, weight)
+        if isinstance(weight, nn.Parameter) and not torch.compiler.is_compiling():
+            # Compiled autograd knows the hooks that are there when a backward pass begins.
+            self.gathering(name).watch(weight)
         bias_name = None if bias is None else _find(self.module, bias)[0]
         return WeightSlice(name, start, stop, transposed=transposed, bias=bias_name)
 
@@ -146,51 +200,33 @@ class ConditionedLayer:
         self.statistics.note_sizes(
             self.run.backward_passes, rows.total, count, features, outputs, groups=groups, own_rows=False
         )
-        if self.gathers(where):
-            self.moment(where).add_rows(r, keep=self.run.options.keeps_rows)
+        moment = self.moment(where)
+        if moment is not None:
+            moment.add_rows(r, keep=self.run.options.keeps_rows)
 
-    def gathers(self, where: WeightSlice) -> bool:
+    def moment(self, where: WeightSlice) -> Moment | None:
+        """What the current backward pass gathers of one matrix; None if the next step will not look at it."""
+        gathering = self.gathering(where.parameter)
+        waiting = gathering.enter(self.module.get_parameter(where.parameter))
+        return waiting.setdefault(where, Moment()) if self.gathers(gathering.moments.get(where)) else None
+
+    def gathering(self, parameter: str) -> Gathering:
+        """That of one parameter."""
+        if parameter not in self.gatherings:
+            self.gatherings[parameter] = Gathering(self.run)
+        return self.gatherings[parameter]
+
+    def gathers(self, moment: Moment | None) -> bool:
         """Whether the next step will look at what the backward passes before it gather."""
-        moment, options = self.moments.get(where), self.run.options
+        options = self.run.options
         return options.decay > 0 or moment is None or moment.conditioner is None or moment.age >= options.refresh
 
-    def moment(self, where: WeightSlice) -> Moment:
-        """That of one matrix, ready to gather in the current backward pass."""
-        moment = self.moments.setdefault(where, Moment())
-        if moment.enter(torch_private.current_pass()):
-            torch_private.after_backward(lambda: self._leave(where))
-            # A pass that starts from an empty gradient starts from nothing here too, so a batch whose step was skipped (an
-            # overflow under a `GradScaler`) leaves no trace.
-            if moment.gathered and self._is_empty(where):
-                moment.clear()
-                self.run.warn_about_dropped()
-        return moment
 
-    def _find_identities(self) -> dict[str, int]:
-        """The parameters whose `.grad` tells whether anything was accumulated: those that the layer computes with.
-
-        Under FSDP2 the optimizer holds others, and gradients wait in places of its own.
-        """
-        parameters = () if self._module is None else self._module.named_parameters()
-        return {name: id(parameter) for name, parameter in parameters if not is_sharded(parameter)}
-
-    def _is_empty(self, where: WeightSlice) -> bool:
-        """Whether surely no gradient was accumulated since the last step: there is none, or it was set to zero."""
-        parameter = self.module.get_parameter(where.parameter)
-        self._identities = self._find_identities() if self._identities is None else self._identities
-        if id(parameter) != self._identities.get(where.parameter):
-            return False
-        gradient = parameter.grad
-        if gradient is None:
-            return True
-        if torch_private.version(gradient) == self._versions.get(where.parameter):
-            return False  # as the last backward pass left it: looking would wait for the device
-        return not (torch_private.sparse_parts(gradient)[0] if gradient.is_sparse else gradient).any().item()
-
-    def _leave(self, where: WeightSlice) -> None:
-        """A backward pass is over: remember how it leaves the gradient."""
-        gradient = self.module.get_parameter(where.parameter).grad
-        self._versions[where.parameter] = -1 if gradient is None else torch_private.version(gradient)
+def _call(adapter: Callable[..., Any], module: nn.Module, layer: ConditionedLayer, *args: Any, **kwargs: Any) -> Any:
+    """The forward pass of a layer or its replica, conditioned where gradients are recorded."""
+    if torch.is_grad_enabled() and (module.training or not is_exported()):
+        return adapter(module, layer, *args, **kwargs)
+    return type(module).forward(module, *args, **kwargs)
 
 
 def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:
@@ -207,6 +243,17 @@ def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:
         f"a weight of this {type(module).__name__} is neither a parameter nor some rows of one, so when='step' does not know "
         "whose gradient to condition; use when='backward'"
     )
+
+
+def _plain(module: nn.Module, site: ConditionedLayer, *args: Any, **kwargs: Any) -> Any:
+    """The adapter of a layer that was detached."""
+    return type(module).forward(module, *args, **kwargs)
+
+
+def is_exported() -> bool:
+    """Whether the forward pass is written down for use elsewhere, where nothing is trained."""
+    jit: Any = torch.jit  # deprecated, and without types
+    return torch.compiler.is_exporting() or bool(jit.is_tracing())
 
 
 def child(name: str, part: str) -> str:

@@ -49,19 +49,11 @@ class Moment:
         self.dtype: torch.dtype | None = None
         self.form: tuple[tuple[int, ...], torch.dtype] | None = None
         self.announced = False
-        self._task = -1
 
     @property
     def gathered(self) -> bool:
         """Whether there is anything new since the last step."""
         return bool(self.rows) or self.sum is not None
-
-    def enter(self, task: int) -> bool:
-        """Note the backward pass that gathers, and return whether it is another one than before."""
-        if task == self._task:
-            return False
-        self._task = task
-        return True
 
     def add_rows(self, r: Float[Tensor, "groups rows features"], *, keep: bool) -> None:
         """Gather rows; with `keep` as copies of them, as long as they are fewer than features."""
@@ -81,15 +73,34 @@ class Moment:
         self.count = self.count + counts.sum()
         self.sum = counts if self.sum is None else self.sum + counts
 
+    def absorb(self, other: "Moment") -> None:
+        """Take over what another one has gathered."""
+        self.dtype, self.form, self.count = other.dtype, other.form, self.count + other.count
+        if self.sum is None and other.sum is None:
+            rows = [*self.rows, *other.rows]
+            if sum(part.shape[1] for part in rows) < rows[0].shape[2]:
+                self.rows = rows
+                return
+        parts = [total for total in (self.product(), other.product()) if total is not None]
+        self.sum, self.rows = parts[0] if len(parts) == 1 else parts[0] + parts[1], []
+
+    def keep_if(self, there: Tensor) -> None:
+        """Forget what was gathered unless this is true, which only the device knows."""
+        self.rows = [part * there for part in self.rows]
+        self.sum = None if self.sum is None else self.sum * there
+        self.count = self.count * there
+
     def all_rows(self) -> Float[Tensor, "groups rows features"]:
         """The rows, where they were kept."""
-        return self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows, dim=1)
+        r = self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows, dim=1)
+        # Of the rows that were forgotten on the device, zeros are left: the others make up for their number.
+        return r * (r.shape[1] / self.count).sqrt().to(r.dtype) if isinstance(self.count, Tensor) else r
 
     def product(self) -> Tensor | None:
         """Σ rᵀr so far; None if nothing was gathered."""
         if not self.rows:
             return self.sum
-        r = self.all_rows()
+        r = self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows, dim=1)
         r = r.to(_wide(r.dtype, r.device))
         return r.mT @ r
 
@@ -134,7 +145,7 @@ class Moment:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has backward passes of its own: what was gathered in those of the original is not its.
-        return {**self.__dict__, "rows": [], "sum": None, "count": 0, "_task": -1}
+        return {**self.__dict__, "rows": [], "sum": None, "count": 0}
 
 
 def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from isaac_newton.torch_private import convolution_gradients, no_view
+from isaac_newton.torch_private import convolution_gradients
 
 __all__ = ["LINEAR", "Convolution", "Operation"]
 
@@ -32,10 +32,7 @@ class Operation(Protocol):
 
 class _Linear:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        output = F.linear(x, weight, bias)
-        if x.dim() == 2 or bias is None:
-            return output
-        return no_view(output)
+        return F.linear(x, weight, bias)
 
     def input_gradient(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         # Under autocast g is in the half type while the weight is not: do as torch does, multiply in g's type.
@@ -48,7 +45,7 @@ class _Linear:
         return g.reshape(-1, g.shape[-1]).sum(0)
 
 
-#: `F.linear`, but not a view, as torch returns for other than matrices: a Function's views may not be changed in place.
+#: `F.linear`.
 LINEAR: Operation = _Linear()
 
 

@@ -3,16 +3,17 @@
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from isaac_newton import torch_private
+from isaac_newton.core.clock import Clock
 from isaac_newton.core.distributed import Ranks
-from isaac_newton.math.damping import Damping, check, number
+from isaac_newton.math.damping import Damping, RelativeTo, check, number
 
 if TYPE_CHECKING:
     from isaac_newton.core.conditioner import Conditioner
@@ -30,6 +31,7 @@ __all__ = [
     "When",
     "check_choice",
     "check_count",
+    "check_flag",
     "draw_seed",
     "is_kfac",
 ]
@@ -46,6 +48,14 @@ RowObserver: TypeAlias = Callable[[Any, Tensor], None]
 MOST_WAITING = 1024
 
 
+class Watcher(Protocol):
+    """Who looks after each backward pass whether everything was conditioned that should have been."""
+
+    def after_pass(self) -> None: ...
+    def met_frozen(self, name: str) -> None: ...
+    def stop(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of `attach` that never change, validated; `ranks` are the processes whose batches count as one."""
@@ -60,12 +70,18 @@ class Options:
     refresh: int = 1
     power: float = 1.0
     ranks: Ranks | None = None
+    keep_norm: bool = False
+    #: Whether conditioners are made of fewer rows than a layer multiplies, or of copies.
+    few_rows: bool = field(init=False)
 
     def __post_init__(self) -> None:
         check_choice("sharing", self.sharing, Sharing)
         check_choice("bias", self.bias, BiasMode)
         check_choice("output_curvature", self.output_curvature, OutputCurvature)
         check_choice("when", self.when, When)
+        check_flag("keep_norm", self.keep_norm)
+        few = self.sharing == "reduce" or self.max_rows is not None or self.when == "step"
+        object.__setattr__(self, "few_rows", few)
         check_count("samples", self.samples)
         check_count("refresh", self.refresh)
         if self.max_rows is not None:
@@ -88,10 +104,15 @@ class Options:
         """Refuse what ζ cannot do."""
         if output_damping == math.inf:
             return
-        if self.sharing != "expand" or self.max_rows is not None:
+        if self.sharing != "expand":
             raise ValueError(
-                f"ζ (output_damping={output_damping}) needs every row: it works with sharing='expand' and max_rows=None, "
-                f"got sharing={self.sharing!r} and max_rows={self.max_rows}; use output_damping=math.inf for ζ*"
+                f"ζ (output_damping={output_damping}) needs rows of inputs and of output gradients: it works with "
+                f"sharing='expand', got sharing={self.sharing!r}; use output_damping=math.inf for ζ*"
+            )
+        if self.max_rows is not None and self.output_curvature != "empirical":
+            raise ValueError(
+                f"ζ (output_damping={output_damping}) with output_curvature={self.output_curvature!r} needs every row: it "
+                f"works with max_rows=None, got max_rows={self.max_rows}; use output_curvature='empirical'"
             )
         if self.when == "step" or self.ranks is not None:
             raise ValueError(
@@ -107,9 +128,12 @@ class Run:
     Attributes:
         damping: λ_a.
         output_damping: λ_g; infinite for ζ*.
-        mask: Which positions count.
+        mask: Which positions count, in the forward pass that runs: what was set by hand, else what the model was called with.
+        set_mask: What was set by hand.
         backward_passes: With `steps`, what a damping schedule is called with.
-        bound: Whether somebody conditions the gradients at the step.
+        bound: Whether somebody is to condition the gradients at the step.
+        gathering: With `when="step"`: whether passes count although no gradient is accumulated.
+        fresh: With `when="step"`: whether gradients came since the last step that was counted.
         collecting: True during the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient.
         inspecting: True while layers record what conditioning does to them.
         row_observer: Gets the rows of each layer in a forward pass.
@@ -120,15 +144,22 @@ class Run:
         made: With `process_group`, the conditioners of this pass and their inputs.
         look_at: At this length of the list, references to graphs that were dropped leave it.
         alone: Whether weights have a node of their own from now on (see `use.Opening`).
+        watch: Looks at what happened when a backward pass has ended.
+        clock: Runs in a pass now and then.
+        mask_met: Whether a layer's input began with the mask's shape since the mask was set.
+        mask_missed: The leading dimensions of one that did not.
     """
 
     options: Options = field(default_factory=Options)
     damping: Damping = 1.0
     output_damping: OutputDamping = math.inf
     mask: Tensor | None = None
+    set_mask: Tensor | None = None
     backward_passes: int = 0
     steps: int = 0
     bound: bool = False
+    gathering: bool = False
+    fresh: bool = False
     collecting: bool = False
     inspecting: bool = False
     row_observer: RowObserver | None = None
@@ -138,8 +169,19 @@ class Run:
     look_at: int = MOST_WAITING
     alone: bool = False
     made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
+    watch: "Watcher | None" = field(default=None, repr=False)
+    clock: Clock = field(default_factory=Clock, repr=False)
+    mask_met: bool = False
+    mask_missed: Sequence[int] | None = None
     _warned: bool = field(default=False, repr=False)
+    _warned_of_digits: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
+    _source: "tuple[weakref.ref[Tensor], int, object] | None" = field(default=None, repr=False)
+    _stepped: set[int] = field(default_factory=set, repr=False)
+    _dropped_in: int = field(default=-1, repr=False)
+    _missed: int = field(default=0, repr=False)
+    _said: bool = field(default=False, repr=False)
+    _strange: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         LIVE.add(self)
@@ -150,7 +192,16 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        return {**self.__dict__, "waiting": [], "made": {}, "bound": False, "_pass": -1}
+        fresh: dict[str, Any] = {
+            "_source": None,
+            "waiting": [],
+            "made": {},
+            "bound": False,
+            "watch": None,
+            "_pass": -1,
+            "_stepped": set(),
+        }
+        return {**self.__dict__, **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -169,14 +220,22 @@ class Run:
     @property
     def step(self) -> int:
         """Backward passes before the current one, or steps before the current one."""
-        return self.steps if self.options.when == "step" else max(self.backward_passes - 1, 0)
+        return max((self.steps if self.options.when == "step" else self.backward_passes) - 1, 0)
 
     @property
     def seed(self) -> int | Tensor:
         """For drawing rows in the current pass: follows `torch.manual_seed` and leaves torch's own generators alone."""
         if self.capture is not None:
             return self.capture.seed
-        return draw_seed(self.backward_passes)
+        # A pass has one seed, also before somebody has counted it.
+        return draw_seed(self.backward_passes + (torch_private.current_pass() not in (-1, self._pass)))
+
+    def source_of(self, x: Tensor) -> object:
+        """What stands for a tensor that may be gone in the backward pass: the same as long as it comes again and again."""
+        version = torch_private.version(x)
+        if self._source is None or self._source[0]() is not x or self._source[1] != version:
+            self._source = weakref.ref(x), version, object()
+        return self._source[2]
 
     def enter_pass(self) -> int:
         """Count the current backward pass, once; returns torch's number of it, which nobody can set."""
@@ -184,14 +243,27 @@ class Run:
         if now != self._pass:
             self._pass = now
             self.backward_passes += 1
+            if self.watch is not None and now >= 0 and not torch.compiler.is_compiling():
+                torch_private.after_backward(self.watch.after_pass)
         return now
 
-    def damping_now(self) -> tuple[float | Tensor, bool]:
-        """λ, or ρ, and whether it is ρ, for the current backward pass or step."""
+    def take_mask(self, mask: Tensor | None) -> None:
+        """The mask that a model is called with holds until another forward pass, unless one was set by hand."""
+        if not torch.is_grad_enabled() or self.set_mask is not None:
+            return
+        if mask is not None:
+            mask = mask.bool()
+            # With nothing to leave out, layers keep the form that is cheapest. A GPU would wait for the answer.
+            if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
+                mask = None
+        self.mask, self.mask_met, self.mask_missed = mask, False, None
+
+    def damping_now(self) -> tuple[float | Tensor, RelativeTo]:
+        """λ, or ρ and what it is relative to, for the current backward pass or step."""
         strength, relative = number(self.damping, self.step)
         return (strength if self.capture is None else self.capture.damping), relative
 
-    def output_damping_now(self) -> tuple[float | Tensor, bool]:
+    def output_damping_now(self) -> tuple[float | Tensor, RelativeTo]:
         """The same of the output side."""
         kfac = is_kfac(self.output_damping)
         strength, relative = number(self.damping if kfac else self.output_damping, self.step)  # type: ignore[arg-type]
@@ -210,13 +282,53 @@ class Run:
                 stacklevel=2,
             )
 
-    def warn_about_dropped(self) -> None:
-        """Rows were gathered and never used: normal where a step was skipped, a mistake where none was ever made."""
-        if not self.bound:
-            self.bound = True  # once is enough
+    def warn_about_digits(self, name: str) -> None:
+        """Too little of a gradient is left for its precision: said once, for all layers and steps."""
+        if not self._warned_of_digits:
+            self._warned_of_digits = True
             warnings.warn(
-                "when='step', but nothing was conditioned so far: call handle.bind(optimizer) once, or handle.step() before "
-                "each optimizer.step(); detach a copied or loaded model and attach it again to have its handle",
+                f"digits were lost in layer {name!r}: conditioning leaves less of its gradient than that is precise; scale the "
+                "inputs to about 1, or take a larger damping. handle.statistics counts how often per layer, as fallbacks",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def count_step(self, optimizer: object) -> None:
+        """Count a step. Optimizers that step one after the other on the same gradients make one step together."""
+        if self.fresh or not self._stepped or id(optimizer) in self._stepped:
+            self.steps += 1
+            self._stepped = set()
+        self._stepped.add(id(optimizer))
+        self.fresh, self._missed, self.bound = False, 0, True
+
+    def note_dropped(self, *, changed: bool) -> None:
+        """A gradient was cleared that no step has seen: normal where steps are skipped, a mistake where none is ever made.
+
+        `changed`: whether the weights have changed meanwhile, as they do where an optimizer steps that is not bound.
+        """
+        if self._dropped_in == self._pass:
+            return
+        self._dropped_in = self._pass
+        # SAM changes weights once before each step, and a GradScaler may skip a few steps in the beginning.
+        self._missed += 8 if changed else 1
+        if self._missed >= (16 if self.bound else 1) and not self._said:
+            self._said = True
+            warnings.warn(
+                "when='step', but gradients are cleared and no step has conditioned them: call handle.bind(optimizer) once for "
+                "each optimizer, also for a new one, or handle.step() before each optimizer.step(); detach a copied or loaded "
+                "model and attach it again to have its handle",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def warn_about_strange(self, weights: Sequence[str]) -> None:
+        """Gradients came from elsewhere: said once."""
+        if not self._strange:
+            self._strange = True
+            named = ", ".join(map(repr, weights[:5])) + (f" and {len(weights) - 5} more" if len(weights) > 5 else "")
+            warnings.warn(
+                f"the gradient of {named} is not the sum of the backward passes since the last step, or its rows cannot be "
+                "joined: it stays plain. Run the passes whose gradients you sum by hand inside of `with handle.gathering():`",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -241,6 +353,12 @@ def check_choice(name: str, value: object, choices: object) -> None:
     allowed = get_args(choices)
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_count(name: str, value: object, least: int = 1) -> int:

@@ -5,7 +5,9 @@ A *view* has the shape (groups, samples, *positions, *features): a strided view 
 a two-dimensional convolution. `rows` turns inputs into the rows that feed conditioners, and is the only place that copies.
 """
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -15,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from isaac_newton import kernels
-from isaac_newton.core.options import Options
+from isaac_newton.core.distributed import Ranks
 from isaac_newton.kernels.permutation import permuted
 from isaac_newton.math.patches import Patches
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from isaac_newton.core.use import Use
 
 __all__ = [
+    "PLAIN",
     "Arrange",
     "Layout",
     "Rows",
@@ -31,6 +34,8 @@ __all__ = [
     "cast",
     "chosen",
     "gather",
+    "layout_of",
+    "of_all_ranks",
     "rows",
     "sequence",
     "working_dtype",
@@ -90,12 +95,13 @@ class Layout:
     """How an input becomes rows, and a gradient a matrix. Equal layouts of one input share a conditioner.
 
     `transposed`: dimension 0 of the weight holds the features. `joint`: a column of ones stands for the bias; it is joined in
-    `rows` and in `matrix`, nowhere else.
+    `rows` and in `matrix`, nowhere else. `outputs`: how the gradient of the output becomes rows, for ζ.
     """
 
     arrange: Arrange
     transposed: bool = False
     joint: bool = False
+    outputs: Arrange = sequence
 
     def matrix(self, weight: Tensor, bias: Tensor | None, groups: int) -> Float[Tensor, "*groups out in"]:
         """The gradient as a matrix, one for each group if there are several."""
@@ -131,9 +137,21 @@ class Layout:
         return isinstance(self.arrange, Patches) and self.arrange.channels_last
 
 
+#: Of most layers.
+PLAIN = Layout(sequence)
+
+
+@functools.lru_cache(maxsize=1024)
+def layout_of(arrange: Arrange, transposed: bool = False, joint: bool = False, outputs: Arrange = sequence) -> Layout:
+    """One object for equal layouts."""
+    layout = Layout(arrange, transposed, joint, outputs)
+    return PLAIN if layout == PLAIN else layout
+
+
 def rows(uses: Sequence["Use"]) -> list[Rows]:
     """Stage 1: the rows of each use. On a GPU all means are one launch or a few, and so are all draws."""
-    lanes = [_lane(use) for use in uses]
+    able = kernels.groupable([use.input for use in uses])
+    lanes = [_lane(use, grouped) for use, grouped in zip(uses, able, strict=True)]
     if len(set(lanes)) == 1:
         results = _LANES[lanes[0]](uses)
     else:
@@ -153,13 +171,29 @@ def _finished(use: "Use", rows: Rows) -> Rows:
     return Rows(rows.r, rows.total, rows.counted, in_difference, use.outputs)
 
 
-def _lane(use: "Use") -> str:
+def of_all_ranks(uses: Sequence["Use"], found: Sequence[Rows], ranks: Ranks) -> list[Rows]:
+    """The rows of all ranks, where their batches count as one in each backward pass: by the names of the layers."""
+    times: Counter[str] = Counter()
+    names = []
+    for use in uses:
+        names.append((use.layer.name, times[use.layer.name]))
+        times[use.layer.name] += 1
+    together = [one.r if one.r.dim() == 3 else one.r[None] for one in found]
+    everywhere = ranks.exchange(dict(zip(names, together, strict=True)))
+    results = []
+    for name, one in zip(names, found, strict=True):
+        r = _one(everywhere[name])
+        results.append(one._replace(r=r, in_difference=r.shape[-2] < r.shape[-1]))
+    return results
+
+
+def _lane(use: "Use", grouped: bool) -> str:
     """Which of the ways below an input goes."""
     x, options = use.input, use.layer.run.options
-    every = options.sharing == "expand" and options.max_rows is None and use.mask is None and options.ranks is None
+    every = not options.few_rows and use.mask is None and options.ranks is None
     if use.own or (every and use.layout.arrange is sequence):
         return "own"
-    if not kernels.can_group(x):
+    if not grouped:
         return "torch"
     if use.layout.arrange is not sequence:
         return _lane_of_patches(use, x)
@@ -177,7 +211,8 @@ def _lane_of_patches(use: "Use", x: Tensor) -> str:
     if options.sharing == "reduce":
         few = options.max_rows is None or len(x) <= options.max_rows
         return "tap means" if few and math.prod(patches.kernel) <= _MOST_TAPS else "torch"
-    drawn = options.max_rows is not None and patches.padding_mode == "zeros" and math.prod(patches.places(x)) > options.max_rows
+    few = options.max_rows is None or patches.padding_mode != "zeros"
+    drawn = not few and _geometry(patches, patches.batched(x).shape)[2] > (options.max_rows or 0)
     return "drawn patches" if drawn else "torch"
 
 
@@ -217,10 +252,16 @@ def _drawn(uses: Sequence["Use"]) -> list[Rows]:
     from isaac_newton.kernels.draws import Window, drawn
 
     options, seed = uses[0].layer.run.options, uses[0].layer.run.seed
-    inputs = [use.input.view(1, -1, use.input.shape[-1]) for use in uses]
-    windows = [Window(x.movedim(-1, 1), (1,), (1,), (0,), (1,), (x.shape[1],), False) for x in inputs]
+    windows, totals = [], []
+    for use in uses:
+        x = use.input
+        features = x.shape[-1]
+        total = x.numel() // features
+        totals.append(total)
+        sizes, strides = (1, features, total), (total * features, 1, features)
+        windows.append(Window(x, sizes, strides, (1,), (1,), (0,), (1,), (total,)))
     found = drawn(windows, options.max_rows or 0, seed, [0] * len(windows))
-    return [Rows(r, x.shape[1]) for x, r in zip(inputs, found, strict=True)]
+    return list(map(Rows, found, totals))
 
 
 def _drawn_patches(uses: Sequence["Use"]) -> list[Rows]:
@@ -231,14 +272,19 @@ def _drawn_patches(uses: Sequence["Use"]) -> list[Rows]:
     for use in uses:
         patches: Any = use.layout.arrange
         x = patches.batched(use.input)
-        _, *places = patches.places(x)
-        before = tuple(margin for margin, _ in patches.margins())
-        windows.append(
-            Window(x, patches.kernel, patches.stride, before, patches.dilation, tuple(places), patches.channels_last)
-        )
-        totals.append(len(x) * math.prod(places))
+        before, places, total = _geometry(patches, x.shape)
+        how = (patches.kernel, patches.stride, before, patches.dilation, places, patches.channels_last)
+        windows.append(Window(x, x.shape, x.stride(), *how))
+        totals.append(total)
     found = drawn(windows, options.max_rows or 0, seed, [0] * len(windows))
     return [Rows(r, total) for r, total in zip(found, totals, strict=True)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _geometry(patches: Patches, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Zeros before the first pixel, patches in each dimension, and patches of all samples."""
+    places = patches.places_of(shape)
+    return tuple(before for before, _ in patches.margins()), places[1:], math.prod(places)
 
 
 def _by_torch(uses: Sequence["Use"]) -> list[Rows]:
@@ -257,7 +303,15 @@ _LANES: dict[str, Callable[[Sequence["Use"]], list[Rows]]] = {
 
 def _mask_of(use: "Use", places: Sequence[int]) -> Tensor | None:
     """The mask, unless it is one of something else in the network."""
-    return use.mask if use.mask is not None and use.mask.shape == torch.Size(places) else None
+    if use.mask is None:
+        return None
+    run = use.layer.run
+    if use.mask.shape == torch.Size(places):
+        run.mask_met = True
+        return use.mask
+    if len(places) > 1:
+        run.mask_missed = places
+    return None
 
 
 def _gathered(use: "Use") -> Rows:
@@ -266,7 +320,7 @@ def _gathered(use: "Use") -> Rows:
     reduce, most, seed = options.sharing == "reduce", options.max_rows, use.layer.run.seed
     if reduce and isinstance(arrange, Patches) and (use.mask is None or use.mask.shape != arrange.places(x)):
         means, count = arrange.average(x)
-        return Rows(_one(_of_all_ranks(gather(means, 0, most, None, seed), options)), count * means.shape[1])
+        return Rows(_one(gather(means, 0, most, None, seed)), count * means.shape[1])
     # Averages of half-precision numbers are formed in float32, without a copy of all of them.
     view, positions = arrange(x if reduce else cast(x, working_dtype(x.dtype)))
     places = view.shape[1 : 2 + positions]
@@ -277,12 +331,7 @@ def _gathered(use: "Use") -> Rows:
     if mask is not None and most is None and not _may_look(use):
         counted = mask.reshape(-1)
         return Rows(_one(gather(view, positions, None, None, 0).masked_fill(~counted[:, None], 0)), total, counted)
-    return Rows(_one(_of_all_ranks(gather(view, positions, most, mask, seed), options)), total)
-
-
-def _of_all_ranks(r: Float[Tensor, "groups rows in"], options: Options) -> Float[Tensor, "groups all in"]:
-    """The rows of all ranks, where their batches count as one in each backward pass."""
-    return r if options.ranks is None or options.when == "step" else options.ranks.all_rows(r)
+    return Rows(_one(gather(view, positions, most, mask, seed)), total)
 
 
 def _may_look(use: "Use") -> bool:

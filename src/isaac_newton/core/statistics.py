@@ -129,6 +129,12 @@ class Statistics:
         """The inverse, in float32."""
         return sum(use.size * times for use, times in self._uses.items())
 
+    @property
+    def weight_size(self) -> int:
+        """Numbers in the gradient that was multiplied last; 0 before the first backward pass and for embeddings."""
+        last = next(reversed(self._uses)) if self._uses else None
+        return last.groups * last.features * last.outputs if isinstance(last, _Use) else 0
+
     def count_on_device(self, failures: Tensor) -> None:
         """Add up failures where they are known, in memory that a replayed graph adds to as well."""
         if self._on_device is None:

@@ -20,7 +20,6 @@ from isaac_newton.core.conditioner import invert, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer, layer_of
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.operations import LINEAR
-from isaac_newton.core.options import Run
 from isaac_newton.core.outputs import condition_outputs
 from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, gather, sequence, working_dtype
 from isaac_newton.core.use import Use, conditioners, has_own_form
@@ -46,23 +45,38 @@ def apply(
     layer: ConditionedLayer,
     arrange: Arrange,
     transposed: bool,
+    outputs: Arrange,
 ) -> Tensor:
     """As `gradient.apply`."""
     run = layer.run
-    if operation is LINEAR and _conditions(weight) and has_own_form(x, layer, arrange):
-        if run.needs_extra_pass and torch.compiler.is_compiling():
+    own = operation is LINEAR and has_own_form(x, layer, arrange)
+    if run.conditions_outputs and not (own and not run.needs_extra_pass) and _conditions(weight):
+        if torch.compiler.is_compiling():
             from isaac_newton.core import uncompiled  # importing the compiler takes a second, and here it is there
 
-            outside: Tensor = uncompiled.apply(operation, x, weight, bias, layer, arrange)
+            how = {"transposed": transposed, "outputs": outputs}
+            outside: Tensor = uncompiled.apply(operation, x, weight, bias, layer, arrange, **how)
             return outside
+        if not own:
+            raise RuntimeError(
+                f"layer {layer.name!r}: in torch.func no gradient of an output reaches the weight, and ζ needs it: attach with "
+                "max_rows=None and linear layers only, or use ζ* (output_damping=math.inf)"
+            )
+    if own and _conditions(weight):
         function = _TracedLinear if torch.compiler.is_compiling() else _FunctionalLinear
         output: Tensor = _applied(function, x, weight, bias, layer)
         return output
-    return operation(x, *condition(weight, bias, x, layer, arrange, transposed))
+    return operation(x, *condition(weight, bias, x, layer, arrange, transposed, run.mask))
 
 
 def condition(
-    weight: Tensor, bias: Tensor | None, x: Tensor, layer: ConditionedLayer, arrange: Arrange, transposed: bool
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    layer: ConditionedLayer,
+    arrange: Arrange,
+    transposed: bool,
+    mask: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """As `gradient.condition`."""
     if not _conditions(weight):
@@ -75,7 +89,7 @@ def condition(
     where = layer.slice(weight, transposed=transposed, bias=joint)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     function = _Condition if torch.compiler.is_compiling() else _FunctionalCondition
-    names = _applied(function, weight, joint, x, layer.run.mask, layer, layout, where, outputs)
+    names = _applied(function, weight, joint, x, mask, layer, layout, where, outputs)
     return names[0], bias if joint is None else names[1]
 
 
@@ -176,7 +190,9 @@ class _TracedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, layer: ConditionedLayer) -> Tensor:
-        return LINEAR(x, weight, bias)
+        output = LINEAR(x, weight, bias)
+        # What a Function returns as a view may not be changed in place, and torch returns one for other than matrices.
+        return output if x.dim() == 2 or bias is None else torch_private.no_view(output)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -230,7 +246,7 @@ def _own(g: Tensor, a: Tensor, joint: bool, layer: ConditionedLayer) -> Tensor:
     plain = g
     if layer.run.conditions_outputs:
         g = condition_outputs(use, g)
-    conditioned = multiply_own(g, made)
+    conditioned = multiply_own(g, made, plain)
     if torch_private.has_values(g):
         use.saw(made, lambda: multiply_own(plain, type(made)(made.rows)), conditioned)
     return conditioned
@@ -286,13 +302,14 @@ def _traced_rows(
     return r, None if mask is None else mask.reshape(-1), total
 
 
-def _counted(r: Tensor, mask: Tensor | None, total: int, gradient: Tensor, run: Run) -> Rows:
+def _counted(r: Tensor, mask: Tensor | None, total: int, gradient: Tensor, layer: ConditionedLayer) -> Rows:
     """The rows that count, of all ranks where they condition together."""
+    run = layer.run
     run.enter_pass()
     options = run.options
     r = r if mask is None else gather(r, 0, options.max_rows, mask, run.seed)
     if options.ranks is not None and options.when == "backward":
-        r = options.ranks.all_rows(r)
+        r = options.ranks.exchange({(layer.name, 0): r})[layer.name, 0]
     few = r.shape[-2] < r.shape[-1]
     return Rows(r[0] if len(r) == 1 else r, total, in_difference=few, outputs=gradient.shape[-2])
 
@@ -300,12 +317,14 @@ def _counted(r: Tensor, mask: Tensor | None, total: int, gradient: Tensor, run: 
 @operator
 def _condition_at_run_time(gradient: Tensor, r: Tensor, mask: Tensor | None, total: int, layer: int) -> Tensor:
     found = layer_of(layer)
-    rows = _counted(r, mask, total, gradient, found.run)
-    (made,) = invert([rows], *found.run.damping_now())
+    rows = _counted(r, mask, total, gradient, found)
+    (made,) = invert([rows], *found.run.damping_now(), keep_norm=found.run.options.keep_norm)
     if isinstance(made.failures, Tensor) or made.failures:
         found.fell_back(made.failures)
     matrix = gradient if rows.r.dim() == 3 else gradient[0]
     (done,) = multiply([matrix], [made])
+    if made.lost_digits:
+        found.lost_digits()
     found.saw(rows, made.damping, gradient.shape[-2], lambda: matrix, done, own=False)
     return cast(done.reshape(gradient.shape), gradient.dtype)
 
@@ -325,7 +344,7 @@ def _gather_at_run_time(
 ) -> Tensor:
     found = layer_of(layer)
     where = WeightSlice(parameter, start, stop, transposed=transposed, bias=bias)
-    found.gather(where, _counted(r, mask, total, gradient, found.run), gradient)
+    found.gather(where, _counted(r, mask, total, gradient, found), gradient)
     return gradient
 
 

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +13,14 @@ from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.options import MOST_WAITING
-from isaac_newton.core.rows import Arrange, Layout, rows, sequence
+from isaac_newton.core.outputs import condition_left
+from isaac_newton.core.rows import PLAIN, Arrange, Layout, Rows, of_all_ranks, rows, sequence
+from isaac_newton.kernels import streams
 
 __all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form"]
 
 #: So many neighbouring weights have one node of the graph between them.
-BUCKET = 16
+BUCKET = 32
 _CPU = (-1, 0)
 
 
@@ -31,8 +34,11 @@ class Use:
         slice: With `when="step"`, whose gradient its rows are gathered for.
         made: The conditioner, of the backward pass `made_in`.
         gbar: For ζ: the output gradients of the extra passes.
+        left: For ζ of drawn rows: those of the output gradients, of the backward pass `left_in`.
         output: For ζ in a captured step: the conditioner of the output side.
         branch: In a captured step, whose stream it runs on.
+        node: With `process_group`, what will ask for the conditioner.
+        source: Under autocast, what stands for the tensor of which `kept` is a copy in half precision.
     """
 
     layer: ConditionedLayer
@@ -46,8 +52,12 @@ class Use:
     made: Conditioner | None = None
     made_in: int = -2
     gbar: list[Tensor] | None = None
+    left: Rows | None = None
+    left_in: int = -2
     output: Conditioner | None = None
     branch: object = None
+    node: "weakref.ref[Any] | None" = None
+    source: object = None
 
     @property
     def input(self) -> Tensor:
@@ -59,8 +69,9 @@ class Use:
     @property
     def key(self) -> Hashable:
         """What another use has if its conditioner is this one's."""
-        x = self.input
-        return id(x), torch_private.version(x), self.layout, id(self.mask), self.own
+        x, layout = self.input, self.layout
+        known = (id(x), torch_private.version(x)) if self.source is None else self.source
+        return known, None if layout is PLAIN else layout, id(self.mask), self.own
 
     def wait(self) -> None:
         """Let the first request of a backward pass compute the conditioner with those of all others."""
@@ -106,17 +117,29 @@ class Use:
             use.made, use.made_in = made, now
 
     def _made_with_ranks(self) -> Conditioner:
-        """Rows of all ranks are gathered once for each input, when its first layer asks, and kept until the pass ends."""
-        made = self.layer.run.made
+        """The first request of a pass gathers the rows of all ranks for all layers of that pass, in an order of their own."""
+        made, waiting = self.layer.run.made, self.layer.run.waiting
         if not made:
             torch_private.after_backward(made.clear)
         if self.key not in made:
-            # With the input, so that no other one takes its identity meanwhile.
-            made[self.key] = conditioners([self])[0], self.input
+            alive = [use for reference in waiting if (use := reference()) is not None and use.kept is not None]
+            together = [use for use in alive if use.runs_now()]
+            waiting[:] = [weakref.ref(use) for use in alive if use not in together]
+            together = together if self in together else [self, *together]
+            for use, one in zip(together, conditioners(together), strict=True):
+                # With the input, so that no other one takes its identity meanwhile.
+                made[use.key] = one, use.input
         return made[self.key][0]
 
-    def saw(self, conditioner: Conditioner, plain: Callable[[], Tensor], conditioned: Tensor) -> None:
+    def runs_now(self) -> bool:
+        """Whether the backward pass that is running comes to this use."""
+        node = None if self.node is None else self.node()
+        return node is not None and torch_private.will_compute(node)
+
+    def saw(self, conditioner: Conditioner, plain: Tensor | Callable[[], Tensor], conditioned: Tensor) -> None:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
+        if conditioner.lost_digits:
+            self.layer.lost_digits()
         self.layer.saw(conditioner.rows, conditioner.damping, self.outputs, plain, conditioned, own=self.own)
 
 
@@ -128,7 +151,10 @@ def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditione
         first.setdefault(key, use)
     distinct = list(first.values())
     strength, relative = distinct[0].layer.run.damping_now()
-    found = invert(rows(distinct), strength, relative, early=early)
+    gathered, options = rows(distinct), distinct[0].layer.run.options
+    if options.ranks is not None and options.when == "backward":
+        gathered = of_all_ranks(distinct, gathered, options.ranks)
+    found = invert(gathered, strength, relative, early=early, keep_norm=options.keep_norm)
     for use, made in zip(distinct, found, strict=True):
         if isinstance(made.failures, Tensor) or made.failures:
             use.layer.fell_back(made.failures)
@@ -152,6 +178,9 @@ def has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
         return False
     if options.max_rows is not None and x.numel() > options.max_rows * x.shape[-1]:
         return False
+    if options.keep_norm and x.is_cuda and run.capture is None and not run.conditions_outputs:
+        # Where the norm is kept, the kernels do all layers together, and this form is a few products for each.
+        return x.numel() >= x.shape[-1] ** 2 and options.sharing == "expand"
     return options.sharing == "expand" or (x.dim() <= 2 and arrange is sequence)
 
 
@@ -169,6 +198,8 @@ class Alone:
         bias = gradients[1] if len(gradients) > 1 else None
         if weight is None or not any(wanted):
             return list(gradients)
+        clock = use.layer.run.clock
+        started = clock.now()
         if saved is not None:
             use.kept = saved
         if use.layout.joint and bias is None and wanted[1]:
@@ -178,21 +209,28 @@ class Alone:
                 use.layer.gather(use.slice, rows([use])[0], weight)
                 result: list[Tensor | None] = list(gradients)
             else:
+                if use.layer.run.capture is not None and use.made is not None:
+                    streams.join(use.branch)  # in a captured step it was computed beside the forward pass
                 made = use.conditioner()
                 matrix = use.layout.matrix(weight, bias, made.rows.groups)
-                (done,) = multiply([matrix], [made], in_place=False)
-                use.saw(made, lambda: matrix, done)
+                left = condition_left([use], [matrix], in_place=False) if use.layer.run.conditions_outputs else [matrix]
+                (done,) = multiply(left, [made], in_place=False)
+                use.saw(made, matrix, done)
                 result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
+        clock.add(started)
         return result
 
 
 class Opening:
     """One node of the graph over the weights of a bucket, for one forward pass; plain gradients come back to it together."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, bucket: "Bucket", size: int) -> None:
+        self.bucket = bucket
         self.uses: list[weakref.ref[Use] | None] = [None] * size
+        #: The same without the graph of their inputs: for gradients of gradients, when the graphs of the calls are gone.
+        self.shadows: list[Use | None] = [None] * size
 
     def condition(
         self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
@@ -200,13 +238,11 @@ class Opening:
         """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
         result: list[Tensor | None] = [None] * len(gradients)
         numbers, uses, plain, passed = [], [], [], False
+        self.bucket.close(self)
         for number, gradient in enumerate(gradients):
             if gradient is None:
                 continue
-            reference = self.uses[number]
-            use = None if reference is None else reference()
-            if use is None:
-                raise RuntimeError("a layer's graph is gone while its gradient is computed; please report this")
+            use = self._use(number)
             if wanted[number]:
                 numbers.append(number)
                 uses.append(use)
@@ -214,16 +250,34 @@ class Opening:
             else:
                 passed = True
         if uses:
+            clock = uses[0].layer.run.clock
+            started = clock.now()
             with torch_private.full_precision(plain[0]):
                 for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
                     result[number] = done
             if not torch_private.keeps_graph():
-                for use in uses:
-                    use.kept = None
+                for number, use in zip(numbers, uses, strict=True):
+                    use.kept = self.shadows[number] = None
             if passed:
                 # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
                 uses[0].layer.run.alone = True
+            clock.add(started)
         return result
+
+    def _use(self, number: int) -> Use:
+        """That of one weight, or its shadow."""
+        reference, shadow = self.uses[number], self.shadows[number]
+        use = None if reference is None else reference()
+        if use is not None:
+            return use
+        if shadow is None:
+            raise RuntimeError("Trying to backward through the graph a second time: pass retain_graph=True the first time")
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"layer {shadow.layer.name!r}: third derivatives need the graph of its input, which is gone: keep what the "
+                "model returned until then"
+            )
+        return shadow
 
 
 def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -232,17 +286,37 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
             assert use.slice is not None
             use.layer.gather(use.slice, found, gradient)
         return list(gradients)
-    made = [use.conditioner() for use in uses]
-    matrices = []
-    for use, one, gradient in zip(uses, made, gradients, strict=True):
-        matrices.append(use.layout.matrix(gradient, None, one.rows.groups))
-    inspecting = uses[0].layer.run.inspecting
-    done = multiply(matrices, made, in_place=not (torch.is_grad_enabled() or inspecting))
+    made = _made(uses)
+    matrices = [
+        gradient if use.layout is PLAIN else use.layout.matrix(gradient, None, one.rows.groups)
+        for use, one, gradient in zip(uses, made, gradients, strict=True)
+    ]
+    run = uses[0].layer.run
+    in_place = not (torch.is_grad_enabled() or run.inspecting)
+    left = condition_left(uses, matrices, in_place=in_place) if run.conditions_outputs else matrices
+    done = multiply(left, made, in_place=in_place)
     results = []
     for use, one, gradient, before, after in zip(uses, made, gradients, matrices, done, strict=True):
-        use.saw(one, lambda before=before: before, after)  # type: ignore[misc]
-        results.append(use.layout.parts(after, gradient, None)[0])
+        use.saw(one, before, after)
+        same = use.layout is PLAIN and after.dtype is gradient.dtype
+        results.append(after if same else use.layout.parts(after, gradient, None)[0])
     return results
+
+
+def _made(uses: Sequence[Use]) -> list[Conditioner]:
+    """`Use.conditioner` of each, with the questions about torch's state asked once."""
+    run = uses[0].layer.run
+    if torch.is_grad_enabled() or run.capture is not None:
+        return [use.conditioner() for use in uses]
+    now = run.enter_pass()
+    result = []
+    for use in uses:
+        if use.made is None or use.made_in != now:
+            use.compute(now)
+        assert use.made is not None
+        result.append(use.made)
+        use.made = None  # a second pass through a kept graph asks anew
+    return result
 
 
 class Bucket:
@@ -262,6 +336,11 @@ class Bucket:
         self.weights.append(weight)
         return len(self.weights) - 1
 
+    def close(self, opening: "Opening") -> None:
+        """A backward pass is here: names that nobody took would keep its graph, and tie the next one to its stream."""
+        if opening is self._opening:
+            self._opening, self._names = None, []
+
     def take(self, use: Use, weight: Tensor, number: int, open_node: Callable[..., Sequence[Tensor]]) -> Tensor:
         """The weight's name in the node that is open; if it is used up, a new node is opened.
 
@@ -270,7 +349,7 @@ class Bucket:
         name = self._names[number] if self._names else None
         if name is None or name.data_ptr() != weight.data_ptr():
             live = [each.requires_grad for each in self.weights]
-            self._opening = Opening(sum(live))
+            self._opening = Opening(self, sum(live))
             names = iter(
                 open_node(self._opening, None, *(each for each, needs in zip(self.weights, live, strict=True) if needs))
             )
@@ -280,5 +359,8 @@ class Bucket:
             assert name is not None
         assert self._opening is not None
         self._names[number] = None
-        self._opening.uses[self._places[number]] = weakref.ref(use)
+        place = self._places[number]
+        self._opening.uses[place] = weakref.ref(use)
+        x = use.input.detach()
+        self._opening.shadows[place] = Use(use.layer, use.layout, x, use.mask, use.own, use.outputs, use.slice, use.where)
         return name

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from isaac_newton.api.attach import attach
 from isaac_newton.api.handle import Handle
 from isaac_newton.core.options import Options, Run
-from isaac_newton.math.damping import Damping, number
+from isaac_newton.math.damping import Damping, check, number
 
 __all__ = ["Attaching"]
 
@@ -25,7 +25,7 @@ class Attaching:
         handle: The model's while it trains, to look at or to change the damping with; None before and after.
     """
 
-    def __init__(self, damping: Damping = 1.0, **options: Any) -> None:
+    def __init__(self, damping: Damping | Literal["auto"] = "auto", **options: Any) -> None:
         super().__init__()
         _check(damping, options)
         self.handle: Handle | None = None
@@ -65,12 +65,12 @@ class Attaching:
         }
 
 
-def _check(damping: Damping, options: Mapping[str, Any]) -> None:
+def _check(damping: Damping | Literal["auto"], options: Mapping[str, Any]) -> None:
     """Refuse at once what `attach` would refuse when training begins, as far as that can be seen without a model."""
     inspect.signature(attach).bind(None, damping, **options)
-    known = {field.name for field in fields(Options)}
-    checked = Options(**{name: value for name, value in options.items() if name in known})
-    run = Run(checked, damping, options.get("output_damping", math.inf))
+    known = {field.name for field in fields(Options) if field.init}
+    checked = Options(**{name: value for name, value in options.items() if name in known and value is not None})
+    run = Run(checked, check(damping), options.get("output_damping", math.inf))
     if run.needs_extra_pass:
         raise ValueError(
             f"ζ with output_curvature={checked.output_curvature!r} needs handle.backward in place of loss.backward(), which a "

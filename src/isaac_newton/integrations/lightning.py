@@ -5,7 +5,7 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from isaac_newton.integrations import Attaching
 from isaac_newton.math.damping import Damping
@@ -42,7 +42,7 @@ class IsaacCallback(Attaching, Callback):
         options: Those of `isaac_newton.attach`.
     """
 
-    def __init__(self, damping: Damping = 1.0, **options: Any) -> None:
+    def __init__(self, damping: Damping | Literal["auto"] = "auto", **options: Any) -> None:
         super().__init__(damping, **options)
         self._loaded: dict[str, Any] | None = None
         self._last: dict[str, Any] = {}

@@ -2,13 +2,14 @@
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from isaac_newton.torch_private import has_values
+from isaac_newton.torch_private import has_values, is_transformed
 
-__all__ = ["can_group", "is_differentiable"]
+__all__ = ["can_group", "groupable", "is_differentiable"]
 
 _PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -16,6 +17,13 @@ _PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 def can_group(x: Tensor) -> bool:
     """Whether the Triton kernels can take this tensor. Importing them takes a moment, so that it waits until somebody may."""
     return x.is_cuda and x.dtype in _PRECISIONS and has_triton() and not is_differentiable(x)
+
+
+def groupable(xs: Sequence[Tensor]) -> list[bool]:
+    """`can_group` of each, with the questions about torch's state asked once."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
+        return [can_group(x) for x in xs]
+    return [x.is_cuda and x.dtype in _PRECISIONS and has_triton() for x in xs]
 
 
 def is_differentiable(*tensors: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isaac_newton.math import equations
 
-__all__ = ["NOTHING", "inverse", "inverses", "subtract", "unrounded"]
+__all__ = ["NOTHING", "inverse", "inverses", "ratio", "subtract", "unrounded"]
 
 NOTHING = contextlib.nullcontext()
 
@@ -30,6 +30,12 @@ DIFFERENCE_TRACE = 32.0
 #: in the padding of an image. Those in the product of a few rows BLAS adds up one after the other, others in blocks.
 LONGEST_SUM, LONGEST_SUM_OF_FEW = 8192, 64
 FEW_ROWS = 16
+#: In machine epsilons of a gradient: a difference that is larger has enough digits left; one that is smaller is all rounding.
+_ENOUGH, _MOST_ROUNDED = 1e4, 32.0
+#: Eigenvalues below this share of the largest are those of rows that depend on others: a gradient's rounding is larger there.
+_LEAST_EIGENVALUE = 1e-13
+#: A larger relative error is counted and warned about.
+_TOLERANCE = 1e-3
 #: Numbers of a gradient that are widened at once: in float64 they fit into a cache.
 _AT_ONCE = 262_144
 
@@ -51,12 +57,12 @@ def _in_float32(library: Any) -> Iterator[None]:
 
 
 def inverse(
-    x: Float[Tensor, "*groups k l"], scale: float, in_difference: bool = False
+    x: Float[Tensor, "*groups k l"], scale: float, in_difference: bool = False, largest: float = math.inf
 ) -> tuple[Float[Tensor, "*groups k k"] | None, int]:
     """(I + s·x xᵀ)⁻¹, or None if `x` is not finite, and the number of failed factorizations: 0, or 1 however many groups fail.
 
     A factorization that fails is repeated with a larger damping; where that fails too, the identity stands, or zero where the
-    inverse is used `in_difference`.
+    inverse is used `in_difference`. `largest` is the largest eigenvalue of s·x xᵀ, where it is known.
     """
     identity = _identity(x.shape[-2], x.dtype)
     with unrounded(x):
@@ -65,7 +71,7 @@ def inverse(
         trace = matrix.trace().item()
     else:
         trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1).amax().item()
-    small = _is_small(trace, x, DIFFERENCE_TRACE if in_difference else FLOAT32_TRACE)
+    small = _is_small(trace, x, in_difference, largest)
     if small:
         factor, info = torch.linalg.cholesky_ex(matrix)
         if not (info if x.dim() == 2 else info.any()).item():
@@ -74,12 +80,12 @@ def inverse(
 
 
 def inverses(
-    xs: Sequence[Float[Tensor, "k ..."]], scales: Sequence[float], in_difference: bool = False
+    xs: Sequence[Float[Tensor, "k ..."]], scales: Sequence[float], in_difference: bool = False, largest: float = math.inf
 ) -> list[tuple[Float[Tensor, "k k"] | None, int]]:
     """`inverse` of each matrix, by one factorization for all of those for which float32 is accurate."""
     if len(xs) == 1:
-        return [inverse(xs[0], scales[0], in_difference)]
-    size, dtype, limit = xs[0].shape[0], xs[0].dtype, DIFFERENCE_TRACE if in_difference else FLOAT32_TRACE
+        return [inverse(xs[0], scales[0], in_difference, largest)]
+    size, dtype = xs[0].shape[0], xs[0].dtype
     found: dict[int, Tensor] = {}
     if all(x.dtype is dtype for x in xs):
         matrices, identity = torch.empty(len(xs), size, size, dtype=dtype), _identity(size, dtype)
@@ -87,23 +93,28 @@ def inverses(
             for x, scale, matrix in zip(xs, scales, matrices, strict=True):
                 torch.addmm(identity, x, x.mT, alpha=scale, out=matrix)
         traces = matrices.diagonal(dim1=-2, dim2=-1).sum(-1).tolist()
-        small = [number for number, trace in enumerate(traces) if _is_small(trace, xs[number], limit)]
+        small = [number for number, trace in enumerate(traces) if _is_small(trace, xs[number], in_difference, largest)]
         if small:
             factor, info = torch.linalg.cholesky_ex(matrices if len(small) == len(xs) else matrices[small])
             if not info.any().item():
                 # Each by itself, or the last one in use would keep all of them alive.
                 found = {number: one.clone() for number, one in zip(small, torch.cholesky_inverse(factor), strict=True)}
     return [
-        (found[n], 0) if n in found else inverse(x, scale, in_difference)
+        (found[n], 0) if n in found else inverse(x, scale, in_difference, largest)
         for n, (x, scale) in enumerate(zip(xs, scales, strict=True))
     ]
 
 
-def _is_small(trace: float, x: Float[Tensor, "*groups k l"], limit: float) -> bool:
+def _is_small(trace: float, x: Float[Tensor, "*groups k l"], in_difference: bool, largest: float) -> bool:
     """Whether float32 will do for I + s·x xᵀ with this trace; the size of the identity comes off."""
     rows, length = x.shape[-2:]
+    trace -= rows
     longest = LONGEST_SUM_OF_FEW if rows <= FEW_ROWS else LONGEST_SUM
-    return trace - rows <= limit * (longest / length if length > longest and x.dtype is torch.float32 else 1)
+    share = longest / length if length > longest and x.dtype is torch.float32 else 1
+    if not in_difference:
+        return trace <= FLOAT32_TRACE * share
+    # A difference is smaller than its parts by at most the largest eigenvalue, which the trace is never below.
+    return trace * min(trace, largest) <= (DIFFERENCE_TRACE * share) ** 2
 
 
 def _careful(
@@ -129,29 +140,90 @@ def subtract(
     gradient: Float[Tensor, "*groups out in"],
     r: Float[Tensor, "*groups rows in"],
     inverse: Float[Tensor, "*groups rows rows"],
+    strength: float,
     *,
+    spanned: bool,
     in_place: bool = False,
-) -> Float[Tensor, "*groups out in"]:
-    """∇ − ∇rᵀ P r in the dtype of the rows, rounded to that of the gradient or float32.
+) -> tuple[Float[Tensor, "*groups out in"], bool]:
+    """∇ − ∇rᵀ P r in the dtype of the rows, rounded to that of the gradient or float32; and whether digits are missing.
 
-    A gradient is large: to widen all of it takes several times as long as the products with a few rows.
+    A gradient is large: to widen all of it takes several times as long as the products with a few rows. The strength is kλ;
+    `spanned`: the rows are all that the layer multiplied, so that the gradient is a combination of them.
     """
-    outputs = gradient.shape[-2]
     dtype = torch.promote_types(gradient.dtype, torch.float32)
     result = gradient if in_place and gradient.dtype is dtype else torch.empty_like(gradient, dtype=dtype)
+    if r.dim() == 2:
+        return result, _subtract_one(gradient, r, inverse, result, strength, spanned)
+    lost = [_subtract_one(*group, strength, spanned) for group in zip(gradient, r, inverse, result, strict=True)]
+    return result, any(lost)
+
+
+def _subtract_one(gradient: Tensor, r: Tensor, inverse: Tensor, result: Tensor, strength: float, spanned: bool) -> bool:
+    outputs, noise = gradient.shape[0], torch.finfo(gradient.dtype).eps
     length = max(_AT_ONCE * outputs // max(gradient.numel(), 1), 1)
-    alone = r.dim() == 3 and len(r) == 1
-    # Of one matrix: torch takes up to three times as long for a batch of one.
-    whole, found, r, inverse = (x[0] if alone else x for x in (gradient, result, r, inverse))
+    within: _Within | None = None
+    careful, lost = _leaves_little(r, strength, noise), False
     for start in range(0, outputs, length):
-        part = whole[..., start : start + length, :].to(r.dtype)
-        found[..., start : start + length, :] = _difference(part, part @ r.mT @ inverse, r)
-    return result
+        part = gradient[start : start + length].to(r.dtype)
+        size, seen = _norm(part) if careful else 0.0, part @ r.mT
+        part.addmm_(seen @ inverse, r, alpha=-1)
+        if careful and _norm(part) < _ENOUGH * noise * size:
+            # So little is left that it may be what the gradient itself was rounded by.
+            within = _Within(r, strength) if within is None else within
+            inside, error = within.conditioned(seen), noise * size
+            if _norm(part - inside) < _MOST_ROUNDED * error:
+                # Where other rows were multiplied too, what they brought may be gone with the rounding.
+                part, error = inside, within.rounded(error) if spanned else error
+            lost |= error > _TOLERANCE * _norm(part)
+        result[start : start + length] = part
+    return lost
 
 
-def _difference(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The first less the product of the others, in its place."""
-    return x.addmm_(a, b, alpha=-1) if x.dim() == 2 else x.baddbmm_(a, b, alpha=-1)
+def _leaves_little(r: Tensor, strength: float, noise: float) -> bool:
+    """Whether a difference may lose digits: it is smaller than the gradient by 1 + s/kλ at most, s an eigenvalue of r rᵀ."""
+    most = strength / (_ENOUGH * noise)
+    return r.square().sum().item() > most and (r @ r.mT).abs().sum(1).max().item() > most
+
+
+def _norm(x: Tensor) -> float:
+    x = x.reshape(-1)
+    return math.sqrt(torch.dot(x, x).item())  # faster than `norm`
+
+
+class _Within:
+    """For gradients that are combinations of the rows: there the part within their span can be had without a difference.
+
+    With r rᵀ = U s Uᵀ it is ∇rᵀ U (s (1 + s/kλ))⁻¹ Uᵀ r. What a gradient has outside of the span is rounding.
+    """
+
+    def __init__(self, r: Tensor, strength: float) -> None:
+        s, u = torch.linalg.eigh(r @ r.mT)
+        there = s > _LEAST_EIGENVALUE * s[-1]
+        damped = 1 / (1 + s.clamp_min(0) / strength)
+        inverse = torch.where(there, damped / torch.where(there, s, 1), 0)
+        self._rows = (u * inverse) @ (u.mT @ r)
+        #: How much of a rounding error that is spread over all features stays: all of it in directions that are not damped.
+        self._share = math.sqrt(torch.where(there, damped, 1).square().sum().item() / r.shape[-1])
+
+    def conditioned(self, seen: Tensor) -> Tensor:
+        """From ∇rᵀ."""
+        return torch.mm(seen, self._rows)
+
+    def rounded(self, error: float) -> float:
+        """What is left of an error of the gradient."""
+        return self._share * error
+
+
+def ratio(
+    gradient: Float[Tensor, "*groups out in"],
+    seen: Float[Tensor, "*groups out rows"],
+    used: Float[Tensor, "*groups out rows"],
+    gram: Float[Tensor, "*groups rows rows"],
+) -> Float[Tensor, ""]:
+    """‖∇‖ / ‖∇ − U r‖ for S = ∇rᵀ and U = S P, without a look at the difference."""
+    squares = gradient.square().sum()
+    change = (used * (used @ gram - 2 * seen)).sum()
+    return equations.quotient(squares.sqrt(), (squares + change).clamp_min(0).sqrt())
 
 
 @functools.lru_cache(maxsize=32)

@@ -48,7 +48,9 @@ class Window(NamedTuple):
     """The rows that a layer multiplies: patches of its input. A linear layer's are its positions, with a kernel of 1.
 
     Args:
-        x: Samples, channels, and one to three dimensions of space, with any strides.
+        x: Where the numbers are.
+        sizes: Samples, channels, and one to three dimensions of space.
+        strides: Of these, any.
         kernel: Pixels of a patch.
         stride: Pixels from one patch to the next.
         padding: Zeros before the first pixel.
@@ -57,7 +59,9 @@ class Window(NamedTuple):
         channels_last: Whether features are (*kernel, channels) and not (channels, *kernel).
     """
 
-    x: Float[Tensor, "samples channels *space"]
+    x: Tensor
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -82,9 +86,9 @@ def drawn(
     xs = [window.x for window in windows]
     addresses = [x.data_ptr() for x in xs]
     pointer = isinstance(seed, Tensor)
-    inputs = tuple([(x.shape, x.stride(), x.dtype) for x in xs])
+    types = tuple([x.dtype for x in xs])
     aligned = tuple([address % 16 for address in addresses])
-    key = (inputs, tuple([window[1:] for window in windows]), tuple(number), count, pointer, aligned, xs[0].device)
+    key = (types, tuple([window[1:] for window in windows]), tuple(number), count, pointer, aligned, xs[0].device)
     plan = _PLANS.get(key)
     if plan is None:
         plan = remember(_PLANS, key, _Plan(windows, count, pointer, number))
@@ -97,7 +101,7 @@ class _Plan:
 
     def __init__(self, windows: Sequence[Window], count: int, pointer: bool, number: Sequence[int]) -> None:
         self._device = windows[0].x.device
-        features = [window.x.shape[1] * prod(window.kernel) for window in windows]
+        features = [window.sizes[1] * prod(window.kernel) for window in windows]
         self._room = Room([(count, size) for size in features])
         self._launches = []
         programs = triton.cdiv(count, _ROWS)
@@ -126,21 +130,21 @@ def _class(window: Window) -> tuple[torch.dtype, bool, bool, bool, bool]:
     """What the kernel is compiled for."""
     x = window.x
     pointwise = prod(window.kernel) == 1 and not any(window.padding)
-    unit = x.stride(1) == 1
-    aligned = pointwise and unit and is_aligned(x.data_ptr(), *x.shape[1:2], x.stride(0), *x.stride()[2:])
+    unit = window.strides[1] == 1
+    aligned = pointwise and unit and is_aligned(x.data_ptr(), window.sizes[1], window.strides[0], *window.strides[2:])
     return x.dtype, pointwise, unit, aligned, window.channels_last and not pointwise
 
 
 def _numbers(window: Window, count: int, number: int, offset: int) -> list[int]:
     """What stands in the table."""
-    x = window.x
+    sizes, strides = window.sizes, window.strides
     if not 1 <= len(window.kernel) <= 3:
         raise ValueError(f"a window has one to three dimensions, got {len(window.kernel)}")
-    total = len(x) * prod(window.places)
+    total = sizes[0] * prod(window.places)
     if total < count:
         raise ValueError(f"{count} rows cannot be drawn from {total}")
-    own = [total, permutation.bits_of(total), count, x.shape[1], number & permutation.WORD, offset, x.stride(0), x.stride(1)]
-    space = (x.stride()[2:], x.shape[2:], window.kernel, window.stride, window.padding, window.dilation, window.places)
+    own = [total, permutation.bits_of(total), count, sizes[1], number & permutation.WORD, offset, *strides[:2]]
+    space = (strides[2:], sizes[2:], window.kernel, window.stride, window.padding, window.dilation, window.places)
     dimensions = [list(dimension) for dimension in zip(*space, strict=True)]
     # Dimensions that there are not have one pixel and one place.
     unused = [[0, 1, 1, 1, 0, 1, 1]] * (3 - len(dimensions))

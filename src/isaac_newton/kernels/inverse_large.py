@@ -19,7 +19,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.kernels.inverse_small import GRAM, MULTIPLIED, RELATIVE, SCALED, Small, least_pivot, start_vector
+from isaac_newton.kernels.inverse_small import GRAM, MULTIPLIED, PRECISIONS, RELATIVE, SCALED, Small, least_pivot, start_vector
 from isaac_newton.kernels.tables import Grouped, Room, by_class, job_of, names, pick, remember
 
 __all__ = ["GRAM", "MOST", "MULTIPLIED", "SCALED", "inverses"]
@@ -132,8 +132,11 @@ class _Plan:
         how = {**width, "RELATIVE": self._relative, "POINTER": pointer}
         damp = Grouped(_damp, members, [1] * count, numbers, self._device, 4, how)
         how = {**width, "PIVOTS": _PIVOTS, "SCALED": scaled, "PADDED": padded}
+        precision = {"PRECISION": PRECISIONS[scaled]}
         ends = [{"FIRST": first, "LAST": last} for first, last in ((True, False), (False, False), (False, True))]
-        sweeps = [Grouped(_sweep, members, [blocks**2] * count, numbers, self._device, 4, {**how, **end}) for end in ends]
+        sweeps = [
+            Grouped(_sweep, members, [blocks**2] * count, numbers, self._device, 4, {**how, **precision, **end}) for end in ends
+        ]
         return [*first, damp], [sweeps[0], *[sweeps[1]] * (padded // _PIVOTS - 2), sweeps[2]]
 
     def __call__(self, grams: Sequence[int], strength: float | Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -257,7 +260,7 @@ def _sweep(
     before, after, result, start, table,
     k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11, k12, k13, k14, k15,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr, SCALED: tl.constexpr, PADDED: tl.constexpr,
-    FIRST: tl.constexpr, LAST: tl.constexpr,
+    PRECISION: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
 ):
     # fmt: on
     """A block of a matrix after some pivots."""
@@ -296,7 +299,7 @@ def _sweep(
     left = tl.where(((i < start) | (i >= start + PIVOTS))[:, None], left, 0.0)
     right = tl.where(((j < start) | (j >= start + PIVOTS))[:, None], right, 0.0)
     rest = _load(gram, before, i[:, None], j[None, :], size, strength, least, FIRST, PADDED)
-    rest -= tl.dot(left, tl.trans(right), input_precision="tf32x3")
+    rest -= tl.dot(left, tl.trans(right), input_precision=PRECISION)
     _store(after, result, i[:, None], j[None, :], rest, size, strength, LAST, SCALED, PADDED)
     tl.debug_barrier()
     if across == start // BLOCK:

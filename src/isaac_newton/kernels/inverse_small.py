@@ -31,7 +31,7 @@ from isaac_newton.kernels.tables import (
     size_of,
 )
 
-__all__ = ["GRAM", "MOST", "MULTIPLIED", "RELATIVE", "SCALED", "Small", "inverses", "least_pivot", "start_vector"]
+__all__ = ["GRAM", "MOST", "MULTIPLIED", "PRECISIONS", "RELATIVE", "SCALED", "Small", "inverses", "least_pivot", "start_vector"]
 
 #: Kinds of results: also the product with x; both times 1/(kλ); also the Gram matrix.
 MULTIPLIED, SCALED, GRAM = 1, 2, 4
@@ -49,7 +49,7 @@ _SPAN, _MOST_PARTS = 128, 8
 _WARPS, _WIDE_WARPS = {16: 1, 32: 1, 64: 4, 128: 8}, {16: 4, 32: 4, 64: 4, 128: 8}
 #: Of products in a sweep, and where its result is scaled: in the difference that is for (Woodbury), errors of the former would
 #: be two to four times those of float32.
-_PRECISIONS = ("tf32x3", "ieee")
+PRECISIONS = ("tf32x3", "ieee")
 
 
 class Small(NamedTuple):
@@ -142,7 +142,7 @@ class _Plan:
             (*shapes[number], first, count, *place)
             for number, first, count, place in zip(members, firsts, parts, places, strict=True)
         ]
-        how = {"RELATIVE": relative, "POINTER": pointer, "SCALED": scaled, "PRECISION": _PRECISIONS[scaled]}
+        how = {"RELATIVE": relative, "POINTER": pointer, "SCALED": scaled, "PRECISION": PRECISIONS[scaled]}
         how |= {"BLOCK": block, "PIVOTS": _PIVOTS}
         sweep = Grouped(_sweep, members, [1] * len(members), numbers, self._device, _WARPS[block], how)
         return sum(parts) * block**2, gram, sweep

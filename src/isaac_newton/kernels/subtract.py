@@ -35,12 +35,14 @@ __all__ = ["MOST", "subtract"]
 #: Rows, at most.
 MOST = 256
 #: Outputs of a program, and features from which a program of the second launch subtracts.
-_OUTPUTS, _ACROSS = 64, 128
+_OUTPUTS, _ACROSS = 64, 64
 #: Rows that are multiplied at once in small products.
 _SOME = 64
 #: Features of a tile and warps in the first launch, by the padded number of rows.
 _FEATURES = {16: 64, 32: 64, 64: 64, 128: 32, 256: 32}
 _WARPS = {16: 4, 32: 4, 64: 4, 128: 8, 256: 8}
+#: Warps in the second.
+_TAKE_WARPS = 4
 
 
 def subtract(
@@ -136,7 +138,7 @@ class _Plan:
             see = Grouped(_see, members, [job.down for job in some], sizes, device, _WARPS[padded], seeing)
             more = [(*size, job.to_stride, job.down) for size, job in zip(sizes, some, strict=True)]
             programs = [job.down * job.across for job in some]
-            take = Grouped(_take, members, programs, more, device, 8, {**seeing, "FEATURES": _ACROSS})
+            take = Grouped(_take, members, programs, more, device, _TAKE_WARPS, {**seeing, "FEATURES": _ACROSS})
             self._launches.append((see, take))
 
     def __call__(self, addresses: Sequence[Sequence[int]]) -> None:

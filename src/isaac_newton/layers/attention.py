@@ -18,6 +18,7 @@ from torch.nn.modules import activation
 from isaac_newton.core.gradient import apply
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR
+from isaac_newton.layers.borrowed import names_of, over
 from isaac_newton.layers.registry import register
 
 __all__: list[str] = []
@@ -63,23 +64,10 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 def _with_linear(replacement: Callable[..., Tensor]) -> Callable[..., Any]:
     """`nn.MultiheadAttention.forward` over global names in which `F.linear` is `replacement`."""
-    # Without a name of its own the compiler would look names up, and guard them, in the module that bears it.
-    names = {**vars(F), "linear": replacement}
-    names.pop("__name__")
+    names = names_of(F, linear=replacement)
     for helper in ("_in_projection_packed", "_in_projection", "multi_head_attention_forward"):
-        names[helper] = _over(getattr(F, helper), names)
-    functional = types.SimpleNamespace(**names)
-    outer = {**vars(activation), "F": functional}
-    outer.pop("__name__")
-    return _over(nn.MultiheadAttention.forward, outer)
-
-
-def _over(function: Callable[..., Any], names: dict[str, Any]) -> Callable[..., Any]:
-    """The same code, looking its global names up in `names`."""
-    plain = function if isinstance(function, types.FunctionType) else function.__wrapped__  # type: ignore[attr-defined]
-    copy = types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
-    copy.__kwdefaults__ = plain.__kwdefaults__
-    return copy
+        names[helper] = over(getattr(F, helper), names)
+    return over(nn.MultiheadAttention.forward, names_of(activation, F=types.SimpleNamespace(**names)))
 
 
 _FORWARD = _with_linear(_linear)

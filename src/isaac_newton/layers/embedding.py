@@ -39,9 +39,13 @@ class _Tokens:
         """The conditioned gradient."""
         if gradients[0] is None or not wanted[0]:
             return list(gradients)
-        self._layer.run.enter_pass()
+        run = self._layer.run
+        run.enter_pass()
+        started = run.clock.now()
         with full_precision(gradients[0]):
-            return [self._transform(gradients[0], *self._given, self._layer)]
+            result: list[Tensor | None] = [self._transform(gradients[0], *self._given, self._layer)]
+        run.clock.add(started)
+        return result
 
 
 def _name_of(
@@ -59,7 +63,7 @@ def _name_of(
         if layer.run.options.when == "step":
             raise RuntimeError("when='step' conditions the .grad of parameters, and torch.func has none: use when='backward'")
         return traced.hand_out(weight, lambda g, *rest: transform(g, *rest[:-1], layer), layer.number, *given)
-    return hand_out(weight, _Tokens(transform, given, layer))
+    return hand_out(_Tokens(transform, given, layer), None, weight)[0]
 
 
 @register(nn.Embedding)
@@ -78,11 +82,14 @@ def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tenso
     if layer.padding_idx is not None:
         counted = tokens != layer.padding_idx
     if mask is not None and mask.shape == input.shape:
+        run.mask_met = True
         counted = counted & mask.reshape(-1)
+    elif mask is not None and input.dim() > 1:
+        run.mask_missed = input.shape
     counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
     counts = counts.index_add(0, tokens, counted.to(counts.dtype))
     if run.options.ranks is not None and run.options.when == "backward" and run.row_observer is None:
-        run.options.ranks.add(counts)
+        counts = run.options.ranks.exchange({(site.name, 0): counts[None, None]})[site.name, 0].sum((0, 1))
     return counts
 
 
@@ -97,20 +104,37 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
     if run.options.when == "step":
         where = site.slice(layer.weight)
         assert where is not None
-        where = where._replace(groups=0)
-        if site.gathers(where):
-            site.moment(where).add_counts(counts)
+        moment = site.moment(where._replace(groups=0))
+        if moment is not None:
+            moment.add_counts(counts)
         return g
     total = counts.sum().clamp_min(1)
     damping, relative = run.damping_now()
     if relative:
-        # One-hot rows as wide as the vocabulary have this mean square.
-        damping = relative_damping(counts.new_tensor(1 / len(counts)), damping)
+        # One-hot rows as wide as the vocabulary have this mean square; their second moment is diagonal.
+        damping = relative_damping(
+            counts.amax() / total if relative == "largest" else counts.new_tensor(1 / len(counts)), damping
+        )
     factors = 1 / (1 + counts / (total * damping))
+    if run.options.keep_norm:
+        factors = factors * _lengthening(g, factors, counts, input.reshape(-1))
     if run.inspecting:
         plain = g.to_dense().to(counts.dtype)
         site.inspect(lambda: counts / total, damping, plain, plain * factors[:, None])
     return _scaled(g, factors, input.reshape(-1))
+
+
+def _lengthening(g: Tensor, factors: Tensor, counts: Tensor, tokens: Tensor) -> Tensor:
+    """What makes the divided gradient as long as the plain one: only the rows of tokens that were there are not zero."""
+    if g.is_sparse:
+        values, indices = sparse_parts(g.coalesce())
+        tokens = indices[0]
+        often = torch.ones_like(tokens, dtype=counts.dtype)
+    else:
+        values = g[tokens]
+        often = torch.zeros_like(counts).index_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))[tokens]
+    squares = values.to(factors.dtype).square().sum(1) / often
+    return equations.quotient(squares.sum().sqrt(), (squares * factors[tokens].square()).sum().sqrt())
 
 
 def _scaled(g: Tensor, factors: Tensor, tokens: Tensor) -> Tensor:
@@ -174,17 +198,20 @@ def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor |
     divided = often[:, None].to(r.dtype) if layer.scale_grad_by_freq else 1.0
     plain = (part.to(r.dtype) * divided).mT
     strength, relative = run.damping_now()
-    (made,) = invert([Rows(r, len(r), in_difference=r.shape[0] < r.shape[1])], strength, relative)
+    rows = Rows(r, len(r), in_difference=r.shape[0] < r.shape[1])
+    (made,) = invert([rows], strength, relative, keep_norm=run.options.keep_norm)
     if isinstance(made.failures, Tensor) or made.failures:
         site.fell_back(made.failures)
     site.statistics.note_sizes(run.backward_passes, len(r), len(r), r.shape[1], layer.embedding_dim, own_rows=False)
     (conditioned,) = multiply([plain], [made])
+    if made.lost_digits:
+        site.lost_digits()
     if run.inspecting:
         site.inspect(lambda: equations.spectrum(r), made.damping, plain, conditioned)
-    rows = (conditioned.mT / divided).to(g.dtype)
+    values = (conditioned.mT / divided).to(g.dtype)
     if sparse:
-        return torch.sparse_coo_tensor(tokens[None], rows, g.shape, is_coalesced=True, check_invariants=False)
-    return g.index_copy(0, tokens, rows)
+        return torch.sparse_coo_tensor(tokens[None], values, g.shape, is_coalesced=True, check_invariants=False)
+    return g.index_copy(0, tokens, values)
 
 
 @traced.operator

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from isaac_newton.core.gradient import apply
-from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.layer import ConditionedLayer, is_exported
 from isaac_newton.core.operations import LINEAR
 from isaac_newton.core.options import Run
 from isaac_newton.layers.registry import register
@@ -20,7 +20,7 @@ def _linear(layer: nn.Linear, site: ConditionedLayer, input: Tensor) -> Tensor:
     return apply(LINEAR, input, layer.weight, layer.bias, site)
 
 
-@register("transformers.pytorch_utils.Conv1D")
+@register("transformers.pytorch_utils.Conv1D", outputs="empirical")
 def _conv1d(layer: Any, site: ConditionedLayer, x: Tensor) -> Tensor:
     # GPT-2's linear layer: its weight is (inputs, outputs), and it always has a bias.
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -31,7 +31,7 @@ def _conv1d(layer: Any, site: ConditionedLayer, x: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    r"""`nn.Linear` whose weight gradient is ζ* (Theorem 3) in training mode; the bias gradient stays plain.
+    r"""`nn.Linear` whose weight gradient is ζ* (Theorem 3); the bias gradient stays plain.
 
     Takes the place of the authors' `isaac.Linear(in_features, out_features, la)`.
 
@@ -75,7 +75,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """What `nn.Linear` returns."""
-        if not self.training:
+        if not self.training and is_exported():
             return super().forward(input)
         return apply(LINEAR, input, self.weight, self.bias, self._site)
 

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
+import torch
 from torch import nn
 
-from isaac_newton.torch_private import BATCH_NORMS
+from isaac_newton.torch_private import BATCH_NORMS, is_flattened
 
 __all__ = ["Adapter", "Registration", "find", "register"]
 
-#: The forward pass of a layer in training: called with the layer, its site and the arguments of its `forward`.
+#: The forward pass of a layer where gradients are computed: called with the layer, its site and the arguments of its `forward`.
 Adapter: TypeAlias = Callable[..., Any]
+#: Whether ζ is served.
+Outputs: TypeAlias = bool | Literal["empirical"]
 _AdapterT = TypeVar("_AdapterT", bound=Callable[..., Any])
 
 
@@ -20,13 +23,14 @@ class Registration:
     """An adapter and what it covers.
 
     `parts` are submodules whose weights the adapter conditions with the layer's own. `outputs` says whether it can
-    condition the output side too (ζ), `gathers` whether it can wait for the optimizer's step and for other ranks.
-    `refuse` may name a reason why one particular layer of the type cannot be conditioned.
+    condition the output side too (ζ), always or with output_curvature="empirical" only. `gathers` says whether it can wait
+    for the optimizer's step and for other ranks. `refuse` may name a reason why one particular layer of the type cannot be
+    conditioned.
     """
 
     adapter: Adapter
     parts: Sequence[str] = ()
-    outputs: bool = False
+    outputs: Outputs = False
     gathers: bool = True
     refuse: Callable[[Any], str | None] = lambda layer: None
 
@@ -36,8 +40,6 @@ _REGISTRY: dict[type[nn.Module] | str, Registration] = {}
 _COMPLEX = "its weights are complex, and conditioners are made from real inputs"
 _NORMALIZATION = "normalization scales each feature by itself: there is no input matrix to condition with"
 _REASONS: dict[type, str] = {
-    nn.RNNBase: "its recurrent weights are applied inside one fused kernel; build it from cells of nn.Linear to condition it",
-    nn.RNNCellBase: "the cell multiplies inputs and state inside one kernel; write it with two nn.Linear to condition it",
     nn.LayerNorm: _NORMALIZATION,
     nn.RMSNorm: _NORMALIZATION,
     nn.GroupNorm: _NORMALIZATION,
@@ -52,20 +54,21 @@ def register(
     layer_type: type[nn.Module] | str,
     *,
     parts: Sequence[str] = (),
-    outputs: bool = False,
+    outputs: Outputs = False,
     gathers: bool = True,
     refuse: Callable[[Any], str | None] = lambda layer: None,
 ) -> Callable[[_AdapterT], _AdapterT]:
     """Make a function the adapter of a layer type, and of its subclasses that keep its `forward`.
 
-    The function is called as `adapter(layer, site, *args, **kwargs)` in place of `layer.forward(*args, **kwargs)`, in
-    training only, and returns what `forward` would return, computed from weights that went through
+    The function is called as `adapter(layer, site, *args, **kwargs)` in place of `layer.forward(*args, **kwargs)` where
+    gradients are computed, and returns what `forward` would return, computed from weights that went through
     `isaac_newton.condition`.
 
     Args:
         layer_type: The class, or its full name if importing it only to name it would be too much.
         parts: Submodules whose weights the adapter conditions too, though it does not call them.
-        outputs: Whether the adapter serves ζ as well as ζ*; those built on `isaac_newton.condition` do not.
+        outputs: Whether the adapter serves ζ as well as ζ*, or does with output_curvature="empirical"; those built on
+            `isaac_newton.condition` do not.
         gathers: Whether the adapter serves `when="step"` and `process_group`; those built on `isaac_newton.condition` do.
         refuse: Given a layer of the type, the reason why this one cannot be conditioned, or None.
     """
@@ -106,4 +109,27 @@ def find(layer: nn.Module) -> Registration | str:
             if any(parameter.is_complex() for parameter in layer.parameters()):
                 return _COMPLEX
             return found.refuse(layer) or found
-    return f"{kind.__name__} is not a known layer type; give it an adapter with isaac_newton.register"
+    return _why_unknown(layer)
+
+
+def _why_unknown(layer: nn.Module) -> str:
+    """A layer of a type that nobody registered: whether an adapter would help depends on what it owns."""
+    kind = type(layer).__name__
+    if isinstance(layer, torch.jit.ScriptModule):
+        return "torch.jit.script has compiled it, and runs no adapter: attach the model that it was made from"
+    if any(is_flattened(p) for p in layer.parameters(recurse=False)):
+        return "FSDP has made one vector of its weights: wrap with use_orig_params=True"
+    owned = dict(layer.named_parameters(recurse=False))
+    matrices = [f"{name!r} ({_shape(p)})" for name, p in owned.items() if sum(size != 1 for size in p.shape) > 1]
+    if not matrices:
+        return f"{kind} owns only vectors: there is no matrix to condition"
+    if all(p.shape[0] == 1 for p in owned.values() if p.dim() > 2) and not any(p.dim() == 2 for p in owned.values()):
+        return f"{kind} owns only vectors and tables that are added, {', '.join(matrices)}: no input is multiplied by them"
+    return (
+        f"{kind} is not a known layer type and owns {', '.join(matrices)}: where inputs are multiplied by that, give {kind} an "
+        "adapter with isaac_newton.register; a table that is added stays plain"
+    )
+
+
+def _shape(parameter: nn.Parameter) -> str:
+    return "×".join(map(str, parameter.shape))

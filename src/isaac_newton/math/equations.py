@@ -168,6 +168,29 @@ def is_nan(matrix: Float[Tensor, "*groups k k"]) -> Bool[Tensor, "*groups 1 1"]:
     return ~matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
 
 
+def largest_eigenvalue(gram: Float[Tensor, "*groups k k"]) -> Float[Tensor, "*groups"]:
+    """An estimate as the kernels make it; 0 for a matrix of zeros.
+
+    Eight products with a vector; the last one's length over that of the one before. It is never above the eigenvalue.
+    """
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    matrix = gram / torch.where(trace > 0, trace, 1.0)[..., None, None]
+    turns = torch.arange(gram.shape[-1], dtype=torch.float32, device=gram.device) * 0.618034
+    # All are positive, as what most inputs have in common, and no two alike, so that rows that cancel do not cancel here.
+    vector = (0.5 + turns - turns.floor()).to(gram.dtype).expand(gram.shape[:-1])[..., None]
+    length = torch.ones_like(trace)[..., None, None]
+    for _ in range(8):
+        vector = matrix @ (vector / torch.where(length > 0, length, 1.0))
+        length = torch.linalg.vector_norm(vector, dim=-2, keepdim=True)
+    return trace * length[..., 0, 0]
+
+
+def quotient(before: Float[Tensor, ""], after: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """The one over the other, or 1 where one of them is 0 or not finite."""
+    known = (before > 0) & (after > 0) & before.isfinite() & after.isfinite()
+    return torch.where(known, before / torch.where(known, after, 1.0), 1.0)
+
+
 def spectrum(x: Float[Tensor, "*groups k l"]) -> Float[Tensor, "*groups small"]:
     r"""Eigenvalues of $x^\top x / k$ in ascending order, all that can differ from 0; NaN where `x` is not finite."""
     x = precise(x)

@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 from torch.nn import functional as F
 
-__all__ = ["BinaryCrossEntropy", "CrossEntropy", "Likelihood", "LossFunction", "SquaredError", "likelihood_of", "scale_of"]
+__all__ = [
+    "BinaryCrossEntropy",
+    "CrossEntropy",
+    "Likelihood",
+    "LossFunction",
+    "SquaredError",
+    "check_loss",
+    "likelihood_of",
+    "scale_of",
+]
 
 Reduction: TypeAlias = Literal["mean", "sum"]
 
@@ -203,10 +212,41 @@ def scale_of(loss: Tensor, output: Tensor, likelihood: Likelihood) -> Tensor | N
     return scale
 
 
+#: Losses without a likelihood here.
+_OTHERS = ("SmoothL1LossBackward0", "HuberLossBackward0", "KlDivBackward0", "BinaryCrossEntropyBackward0")
+_REDUCTIONS = {1: "mean", 2: "sum"}
+
+
+def check_loss(loss: Tensor, output: Tensor, likelihood: Likelihood) -> None:
+    """Refuse a loss whose graph shows that another function computed it; graphs that show nothing pass."""
+    names = _NODES.get(type(likelihood))
+    if names is None:
+        return
+    found = _nodes(loss, output, {name for each in _NODES.values() for name in each} | set(_OTHERS))
+    same = [node for node in found if type(node).__name__ in names]
+    if found and not same:
+        made_by = ", ".join(sorted({type(node).__name__.removesuffix("0").removesuffix("Backward") for node in found}))
+        raise ValueError(
+            f"loss_fn is a {type(likelihood).__name__}, but the loss was computed by {made_by}: pass the function that made it"
+        )
+    reductions = {_REDUCTIONS.get(getattr(node, "_saved_reduction", 0)) for node in same} - {None}
+    if reductions and likelihood.reduction not in reductions:
+        raise ValueError(
+            f"loss_fn has reduction={likelihood.reduction!r}, but the loss was computed with {reductions.pop()!r}: pass the "
+            "function that made it"
+        )
+
+
 def _loss_node(loss: Tensor, output: Tensor, likelihood: Likelihood) -> Node | None:
     """The one place in the graph of `loss`, after `output`, where the loss itself was computed; None if there is not one."""
     names = _NODES.get(type(likelihood), ())
-    found, seen, waiting = [], {output.grad_fn, None}, [loss.grad_fn] if names else []
+    found = _nodes(loss, output, set(names)) if names else []
+    return found[0] if len(found) == 1 else None
+
+
+def _nodes(loss: Tensor, output: Tensor, names: set[str]) -> list[Node]:
+    """The places of these names in the graph of `loss` after `output`."""
+    found, seen, waiting = [], {output.grad_fn, None}, [loss.grad_fn]
     while waiting:
         node = waiting.pop()
         if node in seen or node is None:
@@ -216,7 +256,7 @@ def _loss_node(loss: Tensor, output: Tensor, likelihood: Likelihood) -> Node | N
             found.append(node)
         else:
             waiting += [before for before, _ in node.next_functions]
-    return found[0] if len(found) == 1 else None
+    return found
 
 
 def _class_dim(output: Tensor) -> int:

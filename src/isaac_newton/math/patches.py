@@ -76,7 +76,11 @@ class Patches:
 
     def places(self, x: Float[Tensor, "..."]) -> tuple[int, ...]:
         """Samples, and the kernel's places in each dimension."""
-        samples, _, *space = self.batched(x).shape
+        return self.places_of(self.batched(x).shape)
+
+    def places_of(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The same of an input with samples and this shape."""
+        samples, _, *space = shape
         margins = self.margins()
         return (samples, *(self._places(dim, size, margins[dim]) for dim, size in enumerate(space)))
 

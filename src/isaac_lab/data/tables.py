@@ -1,0 +1,77 @@
+"""Tables of numbers to predict one from: Diamonds from its file, and diabetes, which comes with scikit-learn."""
+
+import csv
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from isaac_lab.data import places
+from isaac_lab.data.catalogue import SETS
+from isaac_lab.data.files import DataError, md5
+
+__all__ = ["NAMES", "Columns", "DataError", "load"]
+
+DIAMONDS, DIABETES = "diamonds", "diabetes"
+NAMES = (DIAMONDS, DIABETES)
+#: Columns of words in Diamonds.
+WORDS = ("cut", "color", "clarity")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Rows of a table: what is known of each, and the number to predict, neither scaled.
+
+    Attributes:
+        title: For people.
+        numbers: Columns of numbers.
+        kinds: Columns of zeros and ones, one for each word of a column of words.
+        target: The number to predict.
+        checksum: MD5 of the bytes.
+    """
+
+    title: str
+    numbers: Float[Tensor, "rows numbers"]
+    kinds: Float[Tensor, "rows kinds"]
+    target: Float[Tensor, " rows"]
+    checksum: str
+
+
+def load(name: str, folder: Path | None = None) -> Columns:
+    """Read a table and check every byte of it.
+
+    Args:
+        name: One of `NAMES`.
+        folder: Looked at first for the file, before `ISAAC_DATA` and the cache. Diabetes needs none.
+
+    Raises:
+        DataError: There is no such table, or its file is missing or corrupt.
+    """
+    if name == DIABETES:
+        return _diabetes()
+    if name != DIAMONDS:
+        raise DataError(f"there is no table {name!r}; there are {', '.join(NAMES)}")
+    (content,) = places.read(name, folder)
+    names, *lines = list(csv.reader(io.StringIO(content.decode())))
+    columns = dict(zip(names, zip(*lines, strict=True), strict=True))
+    # The logarithm: prices span two powers of ten.
+    target = torch.tensor([math.log(float(price)) for price in columns.pop("price")])
+    kinds = [[float(value == word) for value in columns[name]] for name in WORDS for word in sorted(set(columns[name]))]
+    numbers = [[float(value) for value in own] for name, own in columns.items() if name not in WORDS]
+    return Columns("Diamonds, log price", torch.tensor(numbers).T, torch.tensor(kinds).T, target, SETS[name].checksum)
+
+
+def _diabetes() -> Columns:
+    try:
+        from sklearn.datasets import load_diabetes
+    except ModuleNotFoundError:
+        raise DataError("diabetes comes with scikit-learn, which is not installed: pip install 'isaac-newton[lab]'") from None
+    numbers, target = load_diabetes(return_X_y=True, scaled=False)
+    numbers, target = numbers.astype(np.float32), target.astype(np.float32)
+    checksum = md5(numbers.tobytes() + target.tobytes())
+    return Columns("diabetes", torch.from_numpy(numbers), torch.zeros(len(target), 0), torch.from_numpy(target), checksum)

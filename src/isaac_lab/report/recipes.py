@@ -1,0 +1,192 @@
+"""The recipe suite for people: its tables, its picture, and the blocks of its page."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from isaac_lab.charts import dots
+from isaac_lab.charts.draw import draw, pictures
+from isaac_lab.charts.figure import Figure, Look, Method
+from isaac_lab.record import Store
+from isaac_lab.records import write_whole
+from isaac_lab.report import docs
+from isaac_lab.report.tables import Row, Table
+from isaac_lab.studies.recipes import ARMS, RECIPES, RULES, SCALES, RecipeError
+from isaac_lab.studies.verdicts import Sample, Standing, standings, summed_up
+from isaac_lab.words import number
+
+__all__ = ["brief", "figure", "fill", "losses", "rules", "summed_up", "table", "write"]
+
+LINE, TUNED = Method("with the line", Look("red"), ours=True), Method("plain, best of five rates", Look("black"))
+#: The last headings of the verdicts.
+TESTED = ("p better", "p not worse", "Step", "Verdict")
+#: What the quantities are called that a workload does not name itself.
+TITLES = {
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy, %",
+    "test_error": "test error",
+    "test_rmse": "test RMSE",
+    "test_psnr": "PSNR held out, dB",
+    "psnr": "PSNR fitted, dB",
+    "test_return": "return",
+    "f1": "F1, %",
+    "matthews": "Matthews, %",
+}
+
+
+def table(found: Sequence[Standing]) -> Table:
+    """The verdicts."""
+    columns = ("Recipe", "Measured", "Plain", "With the line", "Plain, best rate", "Gain (95 %)", "Margin", *TESTED)
+    rows = []
+    for own in found:
+        samples = [_mean(own, own.samples[arm]) for arm in ARMS]
+        gain, low, high = (_scaled(own, value) for value in own.gain)
+        interval = "–" if math.isnan(gain) else f"{_signed(gain)} ({_signed(low)} to {_signed(high)})"
+        step = f"{own.step[1] / own.step[0]:.2f} ×" if own.step else "–"
+        cells = (own.recipe.title, _measured(own), *samples, interval, number(_scaled(own, own.margin), 2))
+        cells += (_p(own.p_better), _p(own.p_not_worse), step, own.verdict)
+        rows.append(Row(cells, own.verdict == "better"))
+    seeds = RULES.seeds[found[0].scale] if found else 0
+    note = (
+        f"Mean of {seeds} seeds ± standard deviation, at the end of training. Gain: with the line against plain, more is "
+        "better, with Welch's interval. p better: Welch, two-sided. p not worse: Welch, one-sided against the margin, adjusted "
+        "by Holm for all recipes of the table. Step: its time relative to plain, taking turns."
+    )
+    return Table("With one line, and nothing else", columns, tuple(rows), frozenset({0, 1, len(columns) - 1}), note)
+
+
+def brief(found: Sequence[Standing]) -> Table:
+    """The same for a terminal."""
+    whole = table(found)
+    kept = [0, 2, 3, 4, *range(len(whole.columns) - len(TESTED), len(whole.columns))]
+    rows = tuple(replace(row, cells=tuple(row.cells[place] for place in kept)) for row in whole.rows)
+    return Table(whole.caption, tuple(whole.columns[place] for place in kept), rows, frozenset({0, len(kept) - 1}), whole.note)
+
+
+def losses(found: Sequence[Standing]) -> Table:
+    """What stands behind the verdicts: losses, the best of five rates, and the time of a step."""
+    others = ("with the line", "best rate")
+    measured = ("Training loss: plain", *others, "Test loss: plain", *others)
+    columns = ("Recipe", *measured, "Rate", "Best of five", "p against it", "ms a step: plain", others[0])
+    rows = []
+    for own in found:
+        each = [number(own.samples[arm].losses[which], 4) for which in (0, 1) for arm in ARMS]
+        rate = "–" if own.rate is None else f"{own.rate:.3g}" + (" (edge)" if own.edge else "")
+        steps = [f"{1e3 * value:.3g}" for value in own.step] if own.step else ["–", "–"]
+        own_rate = f"{own.recipe.settings['learning_rate']:.3g}"
+        rows.append(Row((own.recipe.title, *each, own_rate, rate, _p(own.p_tuned), *steps)))
+    note = "Best of five: by one run each on examples cut from the training set. Edge: the lowest or highest of the five."
+    return Table("Losses, rates and times", columns, tuple(rows), note=note)
+
+
+def rules(scale: str) -> Table:
+    """The recipes as they are run."""
+    rows = []
+    for recipe in RECIPES.values():
+        budget = recipe.budget(scale)
+        settings = {**recipe.settings, **budget.settings}
+        words = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in settings.items())
+        cells = (recipe.title, recipe.source, recipe.method, words, recipe.schedule, f"{budget.steps:,}", f"{budget.margin:g}")
+        rows.append(Row(cells))
+    columns = ("Recipe", "Script", "Optimizer", "Settings", "Schedule", "Steps", "Margin")
+    return Table("The recipes", columns, tuple(rows), frozenset({0, 1, 2, 3, 4}))
+
+
+def figure(found: Sequence[Standing], scale: str) -> Figure:
+    """Gains in margins, with their intervals; below −1 a loss counts as harm."""
+    rows: list[dict[str, object]] = []
+    for own in found:
+        for method, gain in ((LINE, own.gain), (TUNED, own.tuned)):
+            value, low, high = (None if math.isnan(x) else round(x / own.margin, 4) for x in gain)
+            words = "not known" if value is None else f"{_signed(_scaled(own, gain[0]))}, margin {_scaled(own, own.margin):g}"
+            row: dict[str, object] = {"model": own.recipe.title, "method": method.label, "words": words}
+            rows.append(row | {"value": value, "low": low, "high": high, "limit": -1, "limit_words": "the margin"})
+    alt = f"Gain over the plain recipe in units of its margin. {summed_up(found)} The numbers are in the table."
+    chart = dots.chart(f"recipes-{scale}", "", alt, rows, (LINE, TUNED), wide=True, width=640)
+    title = "Public training scripts with one line added"
+    subtitle = (
+        f"Scale {scale}, {RULES.seeds[scale]} seeds. Gain over the plain script in margins, more is better.\n"
+        "Bars are 95 % intervals. The short stroke is the margin: what lies left of it is harm.\n"
+        "Away from 0 the axis is logarithmic."
+    )
+    return Figure(f"figure-recipes-{scale}", (chart,), title, subtitle, methods=(LINE, TUNED))
+
+
+def write(store: Store, scale: str) -> list[Standing]:
+    """Tables and picture beside the records."""
+    found = standings(store, scale)
+    if not found:
+        raise RecipeError(f"there is no run of the recipes in {store.folder} that these rules made; leave out --draw-only")
+    text = f"# Recipes, scale {scale}\n\n{_section(found)}"
+    write_whole(store.folder / "table.md", text)
+    pictures(figure(found, scale), store.folder / "figure")
+    return found
+
+
+def fill(page: Path, out: Path) -> None:
+    """Put what the records say where a page has marks for it: a scale each, the rules, the table of the largest scale alone."""
+    docs.fill(
+        page,
+        {
+            "recipes-quick": lambda: _block(page, out, "quick"),
+            "recipes-standard": lambda: _block(page, out, "standard"),
+            "recipes-rules": lambda: rules("standard").markdown(),
+            "recipes-table": lambda: _largest(out),
+        },
+    )
+
+
+def _block(page: Path, out: Path, scale: str) -> str:
+    found = standings(Store(out / scale), scale)
+    if not found:
+        return "No record has been made by the rules as they are."
+    name = f"recipes-{scale}.svg"
+    draw(figure(found, scale), page.parent / "figures" / name)
+    return f"![Gain of each recipe in margins](figures/{name})\n\n{_section(found)}"
+
+
+def _largest(out: Path) -> str:
+    for scale in reversed(list(SCALES)):
+        if found := standings(Store(out / scale), scale):
+            return f"{table(found).markdown()}\n{table(found).note}"
+    return "No record has been made by the rules as they are."
+
+
+def _section(found: Sequence[Standing]) -> str:
+    shown, behind = table(found), losses(found)
+    return f"{summed_up(found)}\n\n{shown.markdown()}\n{_wrapped(shown.note)}\n\n{behind.markdown()}\n{_wrapped(behind.note)}\n"
+
+
+def _wrapped(text: str) -> str:
+    """A point for each sentence."""
+    return "\n".join(f"- {part.rstrip('.')}." for part in text.split(". "))
+
+
+def _measured(own: Standing) -> str:
+    return f"{TITLES.get(own.recipe.metric, own.recipe.metric)} {'↑' if own.recipe.higher else '↓'}"
+
+
+def _scaled(own: Standing, value: float) -> float:
+    """In per cent where the quantity is a share."""
+    return 100 * value if "%" in TITLES.get(own.recipe.metric, "") else value
+
+
+def _mean(own: Standing, sample: Sample) -> str:
+    if not sample.values:
+        return "diverged" if sample.diverged else "–"
+    mean, deviation = _scaled(own, sample.mean), _scaled(own, sample.deviation)
+    text = number(mean, 4) if math.isnan(deviation) else f"{number(mean, 4)} ± {number(deviation, 2)}"
+    return text + (f", {sample.diverged} diverged" if sample.diverged else "")
+
+
+def _signed(value: float) -> str:
+    return f"{'−' if value < 0 else '+'}{number(abs(value), 3)}"
+
+
+def _p(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2g}"
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,179 @@
+"""What the seeds say of each recipe: better, not worse than its margin, worse, or undecided."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from isaac_lab.record import Record, Store
+from isaac_lab.stats import contrast, exceeds, holm, interval
+from isaac_lab.studies.recipes import ARMS, RECIPES, RULES, Recipe, results
+from isaac_lab.times import seconds
+from isaac_lab.trial import Trial
+
+__all__ = ["Sample", "Standing", "Verdict", "standings", "summed_up"]
+
+Verdict = Literal["better", "not worse", "undecided", "worse", "diverged", "plain diverged", "not run whole"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One arm's runs at their end.
+
+    Args:
+        values: The metric of those that finished.
+        diverged: How many did not.
+        losses: Means of the training and the test loss.
+        whole: Whether all have been run.
+    """
+
+    values: tuple[float, ...]
+    diverged: int
+    losses: tuple[float, float]
+    whole: bool
+
+    @property
+    def mean(self) -> float:
+        """NaN where none finished."""
+        return fmean(self.values) if self.values else math.nan
+
+    @property
+    def deviation(self) -> float:
+        """NaN where fewer than two finished."""
+        return stdev(self.values) if len(self.values) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a recipe stands.
+
+    Args:
+        recipe: Which.
+        scale: Where.
+        samples: By the name of an arm.
+        rate: The best of five learning rates; None where there is none yet.
+        edge: Whether no lower or no higher one was tried.
+        verdict: In a word.
+        p_better: Two-sided, of the difference between with the line and plain; NaN where it cannot be tested.
+        p_not_worse: One-sided against the margin, adjusted for all recipes.
+        p_worse: The same, that it is worse by more than the margin.
+        gain: How much better the line is, and from where to where that is likely.
+        tuned: The same of plain at the best of five rates.
+        p_tuned: Two-sided, of the difference between with the line and that.
+        step: Seconds of a step, plain and with the line; none where they were not timed.
+    """
+
+    recipe: Recipe
+    scale: str
+    samples: Mapping[str, Sample]
+    rate: float | None
+    edge: bool
+    verdict: Verdict
+    p_better: float
+    p_not_worse: float
+    p_worse: float
+    gain: tuple[float, float, float]
+    tuned: tuple[float, float, float]
+    p_tuned: float
+    step: tuple[float, float] | None
+
+    @property
+    def margin(self) -> float:
+        """How much worse counts as harm."""
+        return self.recipe.budget(self.scale).margin
+
+
+def standings(store: Store, scale: str) -> list[Standing]:
+    """Of all recipes that have records, in the order of the rules."""
+    found, timed = results(store, scale), store.times()
+    samples: dict[str, dict[str, Sample]] = {}
+    for name, own in found.items():
+        samples[name] = {arm: _sample(RECIPES[name], own[arm].runs, whole=own[arm].whole) for arm in ARMS}
+    able = {name: own for name, own in samples.items() if _testable(own)}
+    signs = {name: 1.0 if RECIPES[name].higher else -1.0 for name in able}
+    pairs = {name: _oriented(own, signs[name]) for name, own in able.items()}
+    margins = {name: RECIPES[name].budget(scale).margin for name in able}
+    not_worse = holm({name: exceeds(line, plain, -margins[name]) for name, (plain, line) in pairs.items()})
+    worse = holm({name: exceeds(plain, line, margins[name]) for name, (plain, line) in pairs.items()})
+    standing = []
+    for name, own in samples.items():
+        plain, line = _oriented(own, 1.0 if RECIPES[name].higher else -1.0)
+        (tuned,) = _oriented(own, 1.0 if RECIPES[name].higher else -1.0, ("tuned",))
+        better = contrast(line, plain) if name in able else None
+        best = found[name]["tuned"].best
+        standing.append(
+            Standing(
+                RECIPES[name],
+                scale,
+                own,
+                best.learning_rate if best else None,
+                best is not None and _edge(best, found[name]["tuned"].tried[0]),
+                _verdict(own, better.ahead if better else False, not_worse.get(name, math.nan), worse.get(name, math.nan)),
+                better.p if better else math.nan,
+                not_worse.get(name, math.nan),
+                worse.get(name, math.nan),
+                _gain(line, plain),
+                _gain(tuned, plain),
+                contrast(line, tuned).p if min(len(line), len(tuned)) > 1 else math.nan,
+                _step(timed.get(name)),
+            )
+        )
+    return standing
+
+
+def summed_up(found: Sequence[Standing]) -> str:
+    """How many recipes have each verdict, in a sentence."""
+    counts = {verdict: sum(own.verdict == verdict for own in found) for verdict in dict.fromkeys(own.verdict for own in found)}
+    parts = [f"{count} {verdict}" for verdict, count in sorted(counts.items(), key=lambda item: -item[1])]
+    return f"{len(found)} recipes: {', '.join(parts)}." if found else "No recipe has been run."
+
+
+def _sample(recipe: Recipe, runs: Sequence[Record], *, whole: bool) -> Sample:
+    finals = [record.final(recipe.metric) for record in runs]
+    finished = tuple(value for value in finals if math.isfinite(value))
+    ended = [record for record, value in zip(runs, finals, strict=True) if math.isfinite(value)]
+    losses = [fmean(record.final(name) for record in ended) if ended else math.nan for name in ("train_loss", "test_loss")]
+    return Sample(finished, len(finals) - len(finished), (losses[0], losses[1]), whole and bool(runs))
+
+
+def _testable(own: Mapping[str, Sample]) -> bool:
+    """Whether plain and with the line were run whole and finished in all seeds."""
+    return all(own[arm].whole and not own[arm].diverged and len(own[arm].values) > 1 for arm in ARMS[:2])
+
+
+def _oriented(own: Mapping[str, Sample], sign: float, which: Sequence[str] = ARMS[:2]) -> list[list[float]]:
+    """The values of these arms, higher is better."""
+    return [[sign * value for value in own[arm].values] for arm in which]
+
+
+def _verdict(own: Mapping[str, Sample], better: bool, not_worse: float, worse: float) -> Verdict:
+    if not all(own[arm].whole for arm in ARMS[:2]):
+        return "not run whole"
+    if own["line"].diverged:
+        return "diverged"
+    if own["plain"].diverged:
+        return "plain diverged"
+    if better:
+        return "better"
+    if not_worse < RULES.level:
+        return "not worse"
+    return "worse" if worse < RULES.level else "undecided"
+
+
+def _gain(first: Sequence[float], plain: Sequence[float]) -> tuple[float, float, float]:
+    if min(len(first), len(plain)) < 2:
+        return math.nan, math.nan, math.nan
+    return fmean(first) - fmean(plain), *interval(first, plain)
+
+
+def _edge(best: Trial, tried: Mapping[Trial, float]) -> bool:
+    rates = [trial.learning_rate for trial in tried]
+    return best.learning_rate in (min(rates), max(rates))
+
+
+def _step(timed: Mapping[str, Any] | None) -> tuple[float, float] | None:
+    if timed is None:
+        return None
+    known = seconds(timed)
+    return known["plain"], known["line"]

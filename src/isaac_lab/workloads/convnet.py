@@ -1,0 +1,73 @@
+"""The network of pytorch/examples on MNIST: two convolutions, two linear layers, dropout."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isaac_lab.data import sets
+from isaac_lab.workload import registered, seeded
+from isaac_lab.workloads.examples import Examples
+
+__all__ = ["ConvNet", "MnistCNN"]
+
+#: Of the pixels of MNIST: mean and standard deviation.
+MEAN, STD = 0.1307, 0.3081
+
+
+class ConvNet(nn.Module):
+    """Convolutions of 32 and 64 channels, a hidden layer of 128.
+
+    Args:
+        side: Of the images.
+        channels: Of the first convolution; the second has twice as many, the hidden layer four times as many.
+    """
+
+    def __init__(self, side: int = 28, channels: int = 32) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, channels, 3), nn.Conv2d(channels, 2 * channels, 3)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(2 * channels * ((side - 4) // 2) ** 2, 4 * channels), nn.Linear(4 * channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images."""
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
+        x = F.relu(self.fc1(self.dropout1(x).flatten(1)))
+        logits: Tensor = self.fc2(self.dropout2(x))
+        return logits
+
+
+class MnistCNN(Examples):
+    """Cross-entropy of ten classes; see `examples.Examples` for the options."""
+
+    metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
+    last = "fc2"
+
+    def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 64, **options: int | str) -> None:
+        data = sets.load("digits" if small else "mnist", folder)
+        self._side, self._channels = (8, 4) if small else (28, 32)
+        pairs = (data.train_images, data.train_labels), (data.test_images, data.test_labels)
+        train, test = (((x.view(-1, 1, self._side, self._side) - MEAN) / STD, y) for x, y in pairs)
+        super().__init__(train, test, device, batch=batch, **options)  # type: ignore[arg-type]
+        self.data, self.checksum, self.title = data.name, data.checksum, f"CNN of pytorch/examples, {data.name}"
+
+    def model(self, seed: int) -> nn.Module:
+        """The network, with torch's own initial weights."""
+        return seeded(lambda: ConvNet(self._side, self._channels), seed).to(self._device)
+
+    def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
+        """Mean over the batch."""
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
+        """With the number of right answers."""
+        output, labels = model(tensors[0]), tensors[1]
+        return {"loss": F.cross_entropy(output, labels, reduction="sum"), "accuracy": (output.argmax(1) == labels).sum()}
+
+
+@registered("mnist-cnn", "batch", "examples", "tested", "split")
+def mnist_cnn(small: bool, device: str, folder: Path | None, **options: int) -> MnistCNN:
+    """On MNIST, or an eighth of the channels on the digits."""
+    return MnistCNN(small, device, folder, **options)

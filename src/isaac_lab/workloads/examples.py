@@ -1,0 +1,102 @@
+"""Examples that lie in memory: their order, the part that is cut off for searches, and what is measured on them."""
+
+import abc
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from isaac_lab import noise
+from isaac_lab.trial import TrialError
+from isaac_lab.workload import Workload
+
+__all__ = ["VALIDATED", "Examples", "cut"]
+
+#: One in so many training examples is cut off for searches.
+VALIDATED = 10
+#: Examples of each side that are measured at most, and at once.
+MOST_MEASURED, AT_ONCE = 10_000, 500
+
+
+def cut(count: int, split: str, examples: int = 0) -> tuple[Tensor, Tensor]:
+    """Numbers of the examples to train on, and of those that are cut off for searches; the same for every seed.
+
+    Args:
+        count: Training examples there are.
+        split: "validation" cuts a tenth off; "test" none.
+        examples: At most so many to train on; 0 for all.
+    """
+    order = torch.randperm(count, generator=noise.generator("examples"))
+    held = count // VALIDATED if split == "validation" else 0
+    if not 0 <= examples <= count - held:
+        raise TrialError(f"examples must be at most {count - held}, all that there are, got {examples}")
+    return order[: examples or count - held], order[count - held :]
+
+
+class Examples(Workload):
+    """A problem whose examples lie on the device; a batch is some of them, in a new order in each epoch.
+
+    Args:
+        train: Tensors of one length: inputs, targets.
+        test: The same for tests.
+        device: "cpu" or "cuda".
+        batch: Examples of a step; the last one of an epoch has the rest. 0 for all.
+        examples: At most so many to train on; 0 for all.
+        tested: At most so many are measured, of those to train on and those for tests; 0 for the usual number.
+        split: One of `trial.SPLITS`; with "validation" a tenth of the training examples stands in place of those for tests.
+    """
+
+    def __init__(
+        self,
+        train: Sequence[Tensor],
+        test: Sequence[Tensor],
+        device: str,
+        *,
+        batch: int,
+        examples: int = 0,
+        tested: int = 0,
+        split: str = "test",
+    ) -> None:
+        chosen, held = cut(len(train[0]), split, examples)
+        self._device, most = device, tested or MOST_MEASURED
+        self._train = tuple(tensor[chosen].to(device) for tensor in train)
+        aside = [tensor[held] for tensor in train] if split == "validation" else test
+        self._test = tuple(tensor[:most].to(device) for tensor in aside)
+        self._measured = tuple(tensor[:most] for tensor in self._train)
+        count = len(chosen)
+        if not 0 <= batch <= count:
+            raise TrialError(f"batch must be at most {count}, the number of training examples, got {batch}")
+        self.batch = batch or count
+        self.steps = -(-count // self.batch)
+
+    def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
+        """All examples in a new order; the last batch has the rest."""
+        if self.steps == 1:
+            yield self._train
+            return
+        order = torch.randperm(len(self._train[0]), generator=noise.generator("order", seed, epoch)).to(self._device)
+        for index in order.split(self.batch):
+            yield tuple(tensor[index] for tensor in self._train)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """The first of the training examples, and those for tests."""
+        model.eval()
+        train, test = self._mean(model, self._measured), self._mean(model, self._test)
+        model.train()
+        return {"train_loss": train["loss"], "test_loss": test["loss"], **self.named(train, test)}
+
+    def named(self, train: dict[str, float], test: dict[str, float]) -> dict[str, float]:
+        """Each of `metrics`, from the means of `sums`."""
+        return {f"test_{name}": value for name, value in test.items() if name != "loss"}
+
+    def _mean(self, model: nn.Module, tensors: tuple[Tensor, ...]) -> dict[str, float]:
+        totals: dict[str, Tensor] = {}
+        for part in zip(*(tensor.split(AT_ONCE) for tensor in tensors), strict=True):
+            for name, value in self.sums(model, *part).items():
+                totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64, device=self._device)) + value
+        return {name: value.item() / len(tensors[0]) for name, value in totals.items()}
+
+    @abc.abstractmethod
+    def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
+        """The "loss" and what the metrics need, added up over these examples."""

@@ -1,0 +1,117 @@
+"""Where a handle stands, for a checkpoint, and the way back: everything is looked at before anything is changed."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.moments import Moment, WeightSlice
+from isaac_newton.core.options import Run, check_count
+from isaac_newton.math.damping import Damping, Relative, RelativeTo, check
+
+__all__ = ["load", "saved"]
+
+
+def saved(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping) -> dict[str, Any]:
+    """Counters, the damping and the one that `attach` was given, if they are numbers, and running averages."""
+    return {
+        "format": 1,
+        "when": run.options.when,
+        "backward_passes": run.backward_passes,
+        "steps": run.steps,
+        "damping": _number(run.damping),
+        "relative": _relative_to(run.damping),
+        "given": (_number(given), _relative_to(given)),
+        "curvature": {
+            name: {tuple(where): moment.state() for each in site.gatherings.values() for where, moment in each.moments.items()}
+            for name, site in sites.items()
+            if site.gatherings
+        },
+    }
+
+
+def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state: Mapping[str, Any]) -> None:
+    """Go on there."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
+    if "format" not in state or not isinstance(state["format"], int) or state["format"] != 1:
+        raise ValueError(f"this is not the state of a handle that this version can read: format {state.get('format')!r}")
+    missing = [name for name in ("backward_passes", "steps", "damping", "relative", "curvature") if name not in state]
+    if missing:
+        raise ValueError(f"the state is not whole: {', '.join(missing)} missing")
+    when = state.get("when", run.options.when)
+    if when != run.options.when:
+        raise ValueError(f"the state is of when={when!r}, and this handle has when={run.options.when!r}")
+    curvatures, damping = state["curvature"], state["damping"]
+    if not isinstance(curvatures, Mapping) or not all(isinstance(each, Mapping) for each in curvatures.values()):
+        raise TypeError(f"the curvature in a state must be a mapping of mappings, got {curvatures!r}")
+    unknown = sorted(str(name) for name in set(curvatures) - set(sites))
+    if unknown:
+        raise ValueError(f"the state has layers that are not attached here: {', '.join(map(repr, unknown))}")
+    # Everything is looked at before anything is changed.
+    passes, steps = (check_count(f"{name} of the state", state[name], 0) for name in ("backward_passes", "steps"))
+    if damping is not None:
+        to = _kind(state["relative"])
+        damping = Relative(damping, to=to) if to else check(damping, "the state's damping")
+    for name, each in curvatures.items():
+        for where, moment_state in each.items():
+            _check_fits(name, sites[name].module, WeightSlice(*where), moment_state)
+    run.backward_passes, run.steps = passes, steps
+    own = _number(given), _relative_to(given)
+    number, relative = state.get("given", (state["damping"], state["relative"]))
+    before = number, _kind(relative)
+    if damping is None or own[0] is None or own == before:
+        run.damping = run.damping if damping is None or callable(run.damping) else damping
+    elif damping != run.damping:
+        warnings.warn(
+            f"the state has damping={damping}, and this handle was given {given} anew, which stays: set "
+            "handle.damping after loading for the other",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    for name, site in sites.items():
+        for gathering in site.gatherings.values():
+            gathering.moments = {}
+        for where, each in curvatures.get(name, {}).items():
+            place = WeightSlice(*where)
+            site.gathering(place.parameter).moments[place] = moment = Moment()
+            moment.load(each, device=next(site.module.parameters()).device)
+
+
+def _relative_to(damping: Damping) -> RelativeTo:
+    """What it is relative to."""
+    return damping.to if isinstance(damping, Relative) else ""
+
+
+def _kind(relative: object) -> RelativeTo:
+    """The same from a state; until 0.1 it was True or False."""
+    return "largest" if relative == "largest" else "mean" if relative in ("mean", True) else ""
+
+
+def _number(damping: Damping) -> float | None:
+    """λ or ρ; None for a schedule, which nobody can write down."""
+    if isinstance(damping, Relative):
+        return damping.ratio
+    return damping if isinstance(damping, float) else None
+
+
+def _check_fits(name: str, layer: nn.Module, where: WeightSlice, saved: Mapping[str, Any]) -> None:
+    """Refuse a running average of another width than the layer's."""
+    try:
+        weight = layer.get_parameter(where.parameter)
+    except AttributeError:
+        raise ValueError(
+            f"the state has a parameter {where.parameter!r} of layer {name!r}, which has none of this name"
+        ) from None
+    average, rows = saved["average"], where.stop - where.start
+    if average is None:
+        return
+    features = rows // max(where.groups, 1) if where.transposed else weight.numel() // max(len(weight), 1)
+    expected = rows if where.groups == 0 else features + (where.bias is not None)
+    if average.shape[-1] != expected or where.stop > len(weight):
+        raise ValueError(
+            f"the state of layer {name!r} was made for {where.stop} outputs and rows of {average.shape[-1]} features, and this "
+            f"one has {len(weight)} and {expected}: it is of another model"
+        )

@@ -1,0 +1,181 @@
+"""What goes past a handle: weights used outside their layers, layers replaced or added later, masks that fit nothing."""
+
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from isaac_newton import torch_private
+from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.options import Run
+from isaac_newton.layers import Registration, find
+from isaac_newton.layers.linear import Linear
+
+__all__ = ["Watch", "listed"]
+
+_OUTSIDE = (
+    "the weights of {} received a gradient, but nobody called these layers, so that it stayed plain: call the layer in place "
+    "of F.linear(x, layer.weight), or name it in exclude="
+)
+_REPLACED = "{} were replaced after attach, and what took their place keeps its plain gradient: detach and attach again"
+_ADDED = "{} came after attach and keep their plain gradient: detach and attach again"
+_MASK = (
+    "the mask (handle.mask, or the attention_mask that the model was called with) has the shape {}, with which no layer's "
+    "input begins (one has {}), so that every position counted: set handle.mask to one of (samples, length), or to None"
+)
+
+
+class Watch:
+    """Looks after each backward pass for layers that should have been conditioned and were not; says so once.
+
+    A layer is watched closely until it is seen for the first time: a hook on its weight tells of a gradient that came without
+    it. After that its own count of passes says enough.
+
+    Args:
+        model: What was attached.
+        run: That of the attachment.
+        sites: Its conditioned layers.
+        wanted: Whether `attach` was told to condition a layer of this name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Run,
+        sites: Mapping[str, ConditionedLayer],
+        wanted: Callable[[str, nn.Module], bool],
+    ) -> None:
+        self._model, self._run, self._sites, self._wanted = model, run, sites, wanted
+        self._known = weakref.WeakSet(model.modules())
+        self._unseen: dict[str, list[RemovableHandle]] = {}
+        #: Of layers that were seen: those that were looked for when they did not come.
+        self._looked_for: set[str] = set()
+        self._next_look = 1
+        #: Layers that were trained at first. Tools that freeze them put others in their place, and then no pass tells.
+        self._trained = {name for name, site in sites.items() if any(p.requires_grad for p in site.module.parameters())}
+        self._said: set[tuple[str, str]] = set()
+        self._news: list[str] = []
+        #: Layers that are no longer what was attached, with what happened to them.
+        self.gone: dict[str, str] = {}
+        self._is_on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+        self._hook_weights()
+        run.watch = self
+
+    def _hook_weights(self) -> None:
+        users: dict[nn.Parameter, list[str]] = {}
+        for name, site in self._sites.items():
+            self._unseen[name] = []
+            for weight in site.module.parameters():
+                if weight.is_leaf and weight.requires_grad and weight.dim() > 1:
+                    users.setdefault(weight, []).append(name)
+        me = weakref.ref(self)
+        for parameter, names in users.items():
+            hook = parameter.register_hook(_Arrival(me, names))
+            self._unseen[names[0]].append(hook)
+
+    def came_past(self, names: Iterable[str]) -> None:
+        """The weight of these layers received a gradient; one of them should have been seen."""
+        if any(self._sites[name].statistics.side for name in names):
+            return
+        self.gone |= dict.fromkeys(names, "used outside its layer")
+        if not self._news:
+            torch_private.after_backward(self._say_outside)
+        self._news += names
+
+    def _say_outside(self) -> None:
+        names, self._news = self._news, []
+        self._say(_OUTSIDE, names)
+
+    def after_pass(self) -> None:
+        """When a backward pass has ended."""
+        run, now = self._run, self._run.backward_passes
+        run.clock.end()
+        missing = False
+        for name, site in self._sites.items():
+            if site.statistics.backward_pass == now:
+                if name in self._unseen:
+                    self._saw(name)
+            elif name not in self._looked_for and name not in self._unseen:
+                missing = True
+                self._looked_for.add(name)
+        if missing or now >= self._next_look:
+            self._next_look = 2 * now
+            self.say_what_changed()
+        if run.mask is not None and run.mask_missed is not None and not run.mask_met:
+            self._say(_MASK, ["mask"], tuple(run.mask.shape), tuple(run.mask_missed))
+        if now + 1 >= self._next_look and self._is_on_cpu:
+            run.clock.begin()
+
+    def met_frozen(self, name: str) -> None:
+        """A layer was called whose weight is frozen."""
+        if name in self._trained:
+            self._trained.clear()
+            self.say_what_changed()
+
+    def _saw(self, name: str) -> None:
+        for hook in self._unseen.pop(name):
+            hook.remove()
+        self.gone.pop(name, None)
+
+    def say_what_changed(self) -> None:
+        """Whether the model still consists of what it was."""
+        came = self.newcomers()
+        there = set(map(id, self._model.modules()))
+        replaced = [name for name, site in self._sites.items() if site.is_attached and id(site.module) not in there]
+        self.gone |= dict.fromkeys(replaced, "replaced")
+        self._say(_REPLACED, replaced)
+        self._say(_ADDED, [name for name in came if name not in replaced and self._could_be_conditioned(name, came[name])])
+
+    def newcomers(self) -> dict[str, nn.Module]:
+        """What was not there when the model was attached."""
+        return {name: module for name, module in self._model.named_modules() if module not in self._known}
+
+    def _could_be_conditioned(self, name: str, module: nn.Module) -> bool:
+        live = any(p.requires_grad and p.dim() > 1 for p in module.parameters(recurse=False))
+        return live and not isinstance(module, Linear) and isinstance(find(module), Registration) and self._wanted(name, module)
+
+    def _say(self, message: str, names: Iterable[str], *about: object) -> None:
+        fresh = [name for name in names if (message, name) not in self._said]
+        if fresh:
+            self._said.update((message, name) for name in fresh)
+            warnings.warn(message.format(*about or [f"layers {listed(fresh, 8)}"]), RuntimeWarning, stacklevel=_level_of_user())
+
+    def stop(self) -> None:
+        """When the handle is detached."""
+        for hooks in self._unseen.values():
+            for hook in hooks:
+                hook.remove()
+        self._unseen.clear()
+        self._run.watch = None
+
+
+class _Arrival:
+    """A hook on a weight none of whose layers was seen so far."""
+
+    def __init__(self, watch: "weakref.ref[Watch]", names: list[str]) -> None:
+        self._watch, self._names = watch, names
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        if torch.compiler.is_compiling() or gradient is None:
+            return
+        watch = self._watch()
+        if watch is not None:
+            watch.came_past(self._names)
+
+
+def _level_of_user() -> int:
+    """How far up the line is that began the backward pass, past torch and this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("isaac_newton", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def listed(candidates: Iterable[str], most: int = 40) -> str:
+    """Names for a message, not too many."""
+    names = [repr(name) if name else "'' (the model itself)" for name in candidates]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

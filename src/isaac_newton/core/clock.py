@@ -1,0 +1,50 @@
+"""How long conditioning takes on a CPU: its share of the time from the end of one backward pass to the end of the next."""
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+__all__ = ["Clock"]
+
+
+_SAMPLES = 5
+
+
+class Clock:
+    """Runs in few passes only, since asking for the time takes time too. On a GPU the host would not know."""
+
+    def __init__(self) -> None:
+        self.running = False
+        self._shares: list[float] = []
+        self._began = self._spent = 0.0
+
+    @property
+    def share(self) -> float | None:
+        """The median of the last passes in which it ran; None before the first."""
+        return median(self._shares[-_SAMPLES:]) if self._shares else None
+
+    def begin(self) -> None:
+        """When a backward pass has ended."""
+        self.running, self._began, self._spent = True, perf_counter(), 0.0
+
+    def end(self) -> None:
+        """When the next one has."""
+        if self.running:
+            self.running = False
+            self._shares.append(min(self._spent / (perf_counter() - self._began), 1.0))
+
+    def now(self) -> float:
+        """The time, where the clock runs; else 0."""
+        return perf_counter() if self.running else 0.0
+
+    def add(self, started: float) -> None:
+        """The time since then was spent on conditioning."""
+        if started:
+            self._spent += perf_counter() - started
+
+    def add_beyond(self, started: float, plainly: Callable[[], object]) -> None:
+        """Of the time since then, what it took longer than this does, which would have been done anyway."""
+        if started:
+            between = perf_counter()
+            plainly()
+            self._spent += max(2 * between - started - perf_counter(), 0.0)

@@ -1,0 +1,185 @@
+"""What backward passes have gathered for the gradient of one parameter, for `when="step"`: rows count where it is accumulated.
+
+The rows of a pass wait until the parameter has received its gradient in that pass, and are dropped with the gradient.
+"""
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import TensorWeakRef
+
+from isaac_newton import torch_private
+from isaac_newton.core.distributed import is_sharded
+from isaac_newton.core.moments import Moment, WeightSlice
+from isaac_newton.core.options import Run
+
+__all__ = ["Gathering"]
+
+
+class Gathering:
+    """Belongs to one parameter of a layer.
+
+    Attributes:
+        moments: Of each matrix that the parameter holds: what its gradient consists of, and what lasts beyond a step.
+        grown: Whether the gradient has grown since the last step.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.moments: dict[WeightSlice, Moment] = {}
+        self._hooks: list[tuple[weakref.ref[Tensor], RemovableHandle]] = []
+        #: For passes that are running: the parameter, and what was gathered; None once that has received its gradient.
+        self._waiting: dict[int, tuple[Tensor, dict[WeightSlice, Moment]] | None] = {}
+        #: Under FSDP2: the optimizer's parameter. Gradients wait in places of their own before they arrive there.
+        self._home: Tensor | None = None
+        self._gradient: tuple[TensorWeakRef, int] | None = None
+        self._changes = -1
+        #: Whether a gradient was cleared since the last step.
+        self._dropped = False
+        self._forget()
+
+    def _forget(self) -> None:
+        for moment in self.moments.values():
+            moment.clear()
+        self.grown = self._arrived = self._by_hand = self._strange = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has parameters and backward passes of its own. Its moments forget by themselves what they have gathered.
+        nothing = Gathering(self._run)
+        return {**vars(nothing), "moments": self.moments}
+
+    # ------------------------------------------------------------------------------------------------ in a backward pass
+
+    def enter(self, parameter: Tensor) -> dict[WeightSlice, Moment]:
+        """What the current backward pass gathers: it waits here until the parameter has its gradient."""
+        now = torch_private.current_pass()
+        waiting = self._waiting.get(now)
+        if now not in self._waiting:
+            self.watch(parameter)
+            self.settle(parameter)
+            self._by_hand |= self._run.gathering
+            if not torch.compiler.is_compiling():  # as compiled autograd is, which cannot tell when it ends
+                torch_private.after_backward(functools.partial(self._leave, now, parameter))
+        if waiting is None:
+            waiting = self._waiting[now] = parameter, {}
+        return waiting[1]
+
+    def watch(self, parameter: Tensor) -> None:
+        """Be told when this parameter has received a gradient."""
+        if not any(known() is parameter for known, _ in self._hooks):
+            hook = parameter.register_post_accumulate_grad_hook(self._accumulated)
+            self._hooks = [(known, hook) for known, hook in self._hooks if known() is not None]
+            self._hooks.append((weakref.ref(parameter), hook))
+        if is_sharded(parameter):
+            self._home = parameter
+
+    def close(self) -> None:
+        """Do not watch any longer."""
+        for _, hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def settle(self, parameter: Tensor) -> None:
+        """Drop what belongs to a gradient that was cleared since."""
+        if self._run.gathering:
+            return  # these passes leave no gradient
+        if self._home is not None:
+            if self._arrived and self._home.grad is None:
+                self.drop(parameter)
+            return
+        gradient = parameter.grad
+        if gradient is None:
+            self.drop(parameter)
+        elif self.grown or not self._is_known(gradient):
+            numbers = torch_private.sparse_parts(gradient)[0] if gradient.is_sparse else gradient
+            there = numbers.any()
+            if there.is_cuda and self._run.bound and self._is_known(gradient):
+                for moment in self.moments.values():
+                    moment.keep_if(there)  # nothing waits for the device
+            elif not there.item():
+                self.drop(parameter)
+            else:
+                self._strange |= not self._explains(gradient)
+
+    def drop(self, parameter: Tensor | None = None) -> None:
+        """Forget what was gathered since the last step."""
+        if self.grown:
+            self._dropped = True
+            if parameter is not None:
+                self._run.note_dropped(changed=torch_private.version(parameter) != self._changes)
+        self._forget()
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        self._arrived |= parameter is self._home
+        now = torch_private.current_pass()
+        waiting = self._waiting.get(now)
+        if waiting is not None and waiting[0] is parameter:
+            self.take_in(now)
+            if torch.compiler.is_compiling():
+                self._remember(parameter)  # there is no end of the pass
+
+    def take_in(self, which: int) -> None:
+        """The parameter has received its gradient of this pass."""
+        waiting = self._waiting.get(which)
+        if waiting is None:
+            return
+        self._waiting[which] = None
+        for where, moment in waiting[1].items():
+            self.moments.setdefault(where, Moment()).absorb(moment)
+        self.grown = self._run.fresh = True
+
+    def _leave(self, which: int, parameter: Tensor) -> None:
+        """The pass is over. What still waits was for somebody else: `autograd.grad` accumulates nothing."""
+        if self._run.gathering:
+            self.take_in(which)
+        if self._waiting.pop(which, None) is None:
+            self._remember(parameter)  # DistributedDataParallel may have put another tensor in its place
+
+    def _remember(self, parameter: Tensor) -> None:
+        gradient, self._changes = parameter.grad, torch_private.version(parameter)
+        self._gradient = None if gradient is None else (TensorWeakRef(gradient), _address(gradient))
+
+    # ------------------------------------------------------------------------------------------------------ at the step
+
+    def explains(self, gradient: Tensor) -> bool:
+        """Whether this gradient is that of the passes whose rows were gathered, as far as one can see."""
+        return not self._strange and self._explains(gradient)
+
+    def _explains(self, gradient: Tensor) -> bool:
+        return self._by_hand or self._is_known(gradient) or (self.grown and not self._dropped)
+
+    def _is_known(self, gradient: Tensor) -> bool:
+        """Whether backward passes have left this tensor, whatever happened to its numbers since."""
+        if self._home is not None:
+            return True
+        return self._gradient is not None and (self._gradient[0]() is gradient and self._gradient[1] == _address(gradient))
+
+    def join(self, other: "Gathering", parameter: str) -> None:
+        """Take over what another layer with the same parameter, which bears this name here, has gathered."""
+        for where, moment in other.moments.items():
+            mine = self.moments.setdefault(where._replace(parameter=parameter), Moment())
+            mine.form = moment.form  # on ranks that saw nothing of it, too
+            if moment.gathered:
+                mine.absorb(moment)
+        self.grown |= other.grown
+        self._by_hand |= other._by_hand
+        self._dropped |= other._dropped
+        self._strange |= other._strange
+        self._gradient = self._gradient or other._gradient
+        other.consume()
+
+    def consume(self) -> None:
+        """After the step: begin anew."""
+        self._forget()
+        self._dropped = False
+        # Of a pass that ended in an exception.
+        now = torch_private.current_pass()
+        self._waiting = {which: waiting for which, waiting in self._waiting.items() if which == now}
+
+
+def _address(gradient: Tensor) -> int:
+    return gradient.data_ptr() if gradient.layout is torch.strided else 0
