@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from isaac_lab.experiments import EXPERIMENTS, recipe
-from isaac_lab.experiments.recipe import SCALES, Panel
 from isaac_lab.record import Record, Store
+from isaac_lab.studies.paper import EXPERIMENTS, recipe
+from isaac_lab.studies.paper.recipe import SCALES, Panel
 from isaac_lab.study import settle
 from isaac_lab.trial import Trial
 

@@ -16,10 +16,11 @@ from isaac_lab.claims import CLAIMS, checks, costs, curve_checks, ledger
 from isaac_lab.claims.checks import FIG1, GRIDS, behind, panels, unstable
 from isaac_lab.claims.curve_checks import figure2
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict
+from isaac_lab.cli import app as whole
 from isaac_lab.commands.claims import claims
-from isaac_lab.experiments import EXPERIMENTS, recipe
-from isaac_lab.experiments.recipe import SCALES, Group, Outcome
 from isaac_lab.record import Record, Store
+from isaac_lab.studies.paper import EXPERIMENTS, recipe
+from isaac_lab.studies.paper.recipe import SCALES, Group, Outcome
 from isaac_lab.study import settle
 from isaac_lab.trial import Trial
 
@@ -433,6 +434,24 @@ def test_own_runs_are_named_and_what_does_not_count_is_said(tmp_path: Path, monk
     assert result.exit_code == 0, result.output
     assert "Your own runs in out/reproduce: fig5 (smoke). They are not counted here: smoke runs prove nothing" in words(result)
     assert "count with --records out/reproduce" in words(result)
+
+
+def test_a_newcomer_needs_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no checkout: `claims` and `report` find what `reproduce` and `race` wrote, and say what counts."""
+    monkeypatch.chdir(tmp_path)
+    nothing = CliRunner().invoke(whole, ["claims"])
+    assert nothing.exit_code == 2
+    assert "there is no folder 'out/reproduce'; isaac-newton reproduce makes records" in words(nothing)
+    made = CliRunner().invoke(whole, ["reproduce", "fig1", "--scale", "smoke", "--panels", "a", "--set", "epochs=1"])
+    assert made.exit_code == 0, made.output
+    found = CliRunner().invoke(whole, ["claims"])
+    assert found.exit_code == 0, found.output
+    assert "59 claims: 0 holds, 0 does not hold" in words(found)
+    assert "Your own runs in out/reproduce: fig1 (smoke). They were read; smoke runs prove nothing" in words(found)
+    page = CliRunner().invoke(whole, ["report"])
+    assert page.exit_code == 0, page.output
+    assert "fig1 (smoke). They were read" in words(page)
+    assert (tmp_path / "out" / "report.html").is_file()
 
 
 def test_a_full_disk_leaves_the_old_page_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from isaac_lab import data as package
 from isaac_lab.commands import data as command
 from isaac_lab.data import catalogue, download, places, sets
 from isaac_lab.data.catalogue import FileSet, idx_set
@@ -252,8 +251,6 @@ def test_the_digits_are_a_data_set_too_and_need_no_folder(tmp_path: Path) -> Non
 
 
 def test_without_scikit_learn_the_digits_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(package, "digits", raising=False)
-    monkeypatch.delitem(sys.modules, "isaac_lab.data.digits", raising=False)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match=r"scikit-learn, which is not installed: pip install 'isaac-newton\[lab\]'"):
         load("digits")
@@ -437,7 +434,7 @@ def test_a_write_that_fails_leaves_nothing(server: Server, tmp_path: Path, monke
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(download.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     server.offer("", "mnist")
     result = invoke("fetch", "mnist", "--from", server.address, "--to", tmp_path)
     assert result.exit_code == 2

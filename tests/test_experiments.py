@@ -17,11 +17,12 @@ import fabricate
 from isaac_lab.cli import app as whole
 from isaac_lab.commands import reproduce as command
 from isaac_lab.commands.reproduce import reproduce
-from isaac_lab.experiments import EXPERIMENTS, fig5, recipe
-from isaac_lab.experiments.folder import view
-from isaac_lab.experiments.grids import losses
-from isaac_lab.experiments.recipe import DECADES, RATES, SCALES, Experiment, Panel
 from isaac_lab.record import Store
+from isaac_lab.report import curves, paper
+from isaac_lab.studies.paper import EXPERIMENTS, recipe
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.grids import losses
+from isaac_lab.studies.paper.recipe import DECADES, RATES, SCALES, Experiment, Panel
 from isaac_lab.study import resolve
 from isaac_lab.trial import Trial, TrialError
 
@@ -278,7 +279,9 @@ def test_a_panel_of_figure_1_runs_as_an_ensemble(tmp_path: Path) -> None:
     assert {record.about["executor"] for record in found.all()} == {"ensemble"}
     assert len(found.all()) == 3 * 4 + 1
     rows = table(own.directory / "numbers.csv")
-    assert [sum(row["sector"] == name for row in rows) for name in ("zeta", "zeta_star", "gradient")] == [9, 3, 1]
+    cells = {(row["damping"], row["output_damping"]) for row in rows}
+    assert [sum(bool(a) + bool(g) == count for a, g in cells) for count in (2, 1, 0)] == [9, 3, 1]
+    assert len(rows) == sum(len(record.points) for record in own.store.records())
 
 
 def test_table_2_is_drawn_from_the_benchmarks_records(tmp_path: Path) -> None:
@@ -286,12 +289,12 @@ def test_table_2_is_drawn_from_the_benchmarks_records(tmp_path: Path) -> None:
     (tmp_path / "bench" / "table2-cpu-1thread.json").write_text(json.dumps(benchmark()), encoding="utf-8")
     result = invoke("tab2", "--scale", "quick", "--out", tmp_path / "out", "--bench", tmp_path / "bench", "--device", "cpu")
     assert result.exit_code == 0, result.output
-    rows = table(tmp_path / "out" / "tab2" / "quick" / "numbers.csv")
-    assert [(row["model"], row["method"], row["ratio"]) for row in rows] == [
-        ("100", "gradient", "1.0000"),
-        ("100", "zeta_star", "1.5000"),
-        ("100", "kfac", ""),
-    ]
+    own = view(EXPERIMENTS["tab2"], tmp_path / "out", SCALES["quick"], bench=tmp_path / "bench")
+    points = [point for chart in paper.figure(own).charts for point in chart.values]
+    # Time, then memory; the plain gradient is 1 by definition.
+    assert [(point["method"], point["value"]) for point in points if point["value"]] == [("ζ*", 1.5), ("ζ*", 1.5)]
+    assert {point["method"]: point["paper"] is None for point in points if not point["value"]}["K-FAC"] is False
+    assert (own.directory / "figure.png").read_bytes().startswith(PNG)
 
 
 def benchmark() -> dict[str, Any]:
@@ -456,7 +459,7 @@ def test_a_smoke_run_says_the_widths_that_it_trained(tmp_path: Path) -> None:
 
 
 def test_the_styles_name_every_curve() -> None:
-    assert set(fig5.STYLES) == {group.name for group in panel("fig5", "a").groups}
+    assert set(curves.LAYERS) == {group.name for group in panel("fig5", "a").groups}
 
 
 def test_all_goes_on_where_one_experiment_lacks_its_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

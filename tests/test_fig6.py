@@ -16,18 +16,19 @@ from torch.nn import functional as F
 from typer.testing import CliRunner, Result
 
 from isaac_lab import cli, executors, method, methods, noise, times
-from isaac_lab.charts.draw import pictures
 from isaac_lab.claims import resnet as claims_resnet
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.data import images
 from isaac_lab.executors import Call
-from isaac_lab.experiments import EXPERIMENTS, fig6
-from isaac_lab.experiments.fig6 import BUDGETS, METHODS, SETTINGS, Cell
-from isaac_lab.experiments.folder import Means, view
-from isaac_lab.experiments.recipe import SCALES
 from isaac_lab.models import ResNet18
 from isaac_lab.record import Record, Store
+from isaac_lab.report import larger, paper
+from isaac_lab.studies.calls import Means
+from isaac_lab.studies.paper import EXPERIMENTS, fig6
+from isaac_lab.studies.paper.fig6 import BUDGETS, METHODS, SETTINGS, Cell
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.recipe import SCALES
 from isaac_lab.study import resolve
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
@@ -327,9 +328,12 @@ def test_a_smoke_run_leaves_records_a_figure_numbers_and_a_summary(reproduced: t
     assert "plain SGD" in (folder / "figure.svg").read_text(encoding="utf-8")
     with (folder / "numbers.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 12 * 3
-    assert {(row["panel"], row["method"], row["seed"]) for row in rows} == {
-        (setting, name, seed) for setting in SETTINGS for name in ("none", "last") for seed in "12"
+    assert len(rows) == sum(len(record.points) for record in Store(folder).records())
+    assert {(row["method"], row["layers"], row["seed"]) for row in rows} == {
+        (name, layers, seed)
+        for optimizer in ("momentum", "sgd")
+        for name, layers in ((optimizer, ""), (f"{optimizer}+isaac", "last"))
+        for seed in "012"
     }
     about = Store(folder).about
     assert about["seeds"] == 2
@@ -571,8 +575,7 @@ def test_the_largest_scale_with_all_settings_counts(tmp_path: Path) -> None:
 def test_part_of_the_runs_is_drawn_and_what_was_left_out_is_said(tmp_path: Path) -> None:
     folder = fabricated(tmp_path, {("c", "none"): (0.9, 0.901), ("c", "last"): (0.85, 0.851), ("b", "none"): (0.9,)})
     known = view(EXPERIMENTS["fig6"], tmp_path, SCALES["quick"])
-    fig6.write_all(known)
-    pictures(EXPERIMENTS["fig6"].figure(known), folder / "figure")
+    paper.write(known)
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     summary = summary_of(tmp_path, "quick")
     assert [panel["name"] for panel in summary["panels"]] == ["b", "c"]
@@ -580,7 +583,7 @@ def test_part_of_the_runs_is_drawn_and_what_was_left_out_is_said(tmp_path: Path)
     assert summary["panels"][0]["curves"][0]["std"] is None
     assert any("not trained at this scale" in note for note in summary["notes"])
     assert any("1.004 (1.003–1.005), ζ*, all layers, reduce 1.200" in note for note in summary["notes"])
-    headings, rows = fig6.table(view(EXPERIMENTS["fig6"], tmp_path, SCALES["quick"]))
-    assert len(headings) == len(rows[0]) == 6
-    assert [row[0] for row in rows] == ["(b) ∇", "(c) ∇", "(c) ζ*, last layer"]
-    assert rows[2][3:] == ["85.05% ± 0.07% (2)", "1.004", "1.004"]
+    table = larger.accuracies(view(EXPERIMENTS["fig6"], tmp_path, SCALES["quick"]))
+    assert len(table.columns) == len(table.rows[0].cells) == 6
+    assert [row.cells[0] for row in table.rows] == ["(b) ∇", "(c) ∇", "(c) ζ*, last layer"]
+    assert table.rows[2].cells[3:] == ("85.05% ± 0.07% (2)", "1.004", "1.004")

@@ -90,7 +90,7 @@ def of_old(old: dict[str, Any]) -> Trial:
     settings |= {name: old[name] for name in ("damping", "relative", "weight_decay") if old[name]}
     settings |= {"second_rate": old["second_rate"]} if old["optimizer"] == "muon" else {}
     how = old["conditioning"]
-    name = old["optimizer"] + {"none": "", "formula": "+formula"}.get(how, "+isaac")
+    name = old["optimizer"] + ("" if how == "none" else "+isaac")
     settings |= CONDITIONINGS.get(how, {})
     variant = (("model", old["model"]),) if old["model"] else ()
     shape = {key: old[key] for key in ("schedule", "steps", "points", "seed", "small")}
@@ -121,8 +121,12 @@ def test_stacked_networks_have_the_bits_of_the_old_engine(group: int) -> None:
         assert_as_before(record, old)
 
 
-# K-FAC of the race had BackPACK's factors and BackPACK's draws; see below for what it is now.
-LOOP = [old for old in GOLDEN["loop"] if old["trial"]["optimizer"] != "kfac"]
+# K-FAC of the race had BackPACK's factors and BackPACK's draws; see below for what it is now. Three others are no longer there.
+LOOP = [
+    old
+    for old in GOLDEN["loop"]
+    if old["trial"]["optimizer"] not in ("kfac", "shampoo", "singd") and old["trial"]["conditioning"] != "formula"
+]
 
 
 @pytest.mark.parametrize("old", LOOP, ids=lambda old: f"{old['trial']['workload']} {old['digest']}")
@@ -313,7 +317,7 @@ def test_only_the_layers_that_were_chosen_are_conditioned(mlp: Workload) -> None
 
 # Methods
 
-RATES = {"sgd": 0.3, "momentum": 0.1, "adam": 0.01, "adamw": 0.01, "muon": 0.05, "soap": 0.01, "shampoo": 0.1, "singd": 0.1}
+RATES = {"sgd": 0.3, "momentum": 0.1, "adam": 0.01, "adamw": 0.01, "muon": 0.05, "soap": 0.01}
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -327,10 +331,10 @@ def test_every_method_lowers_the_loss(mlp: Workload, name: str) -> None:
     assert record.final("train_loss") < record.column("train_loss")[0] - 0.002
 
 
-@pytest.mark.parametrize("how", [*CONDITIONINGS, "formula"])
+@pytest.mark.parametrize("how", list(CONDITIONINGS))
 def test_every_conditioning_lowers_the_loss_and_is_not_the_plain_gradient(how: str) -> None:
     trial = Trial("mnist-mlp", "adamw", (("learning_rate", 0.01),), steps=30, points=1, small=True)
-    own = replace(trial, method="adamw+formula" if how == "formula" else "adamw+isaac").having(damping=0.1)
+    own = replace(trial, method="adamw+isaac").having(damping=0.1)
     own = own.having(**CONDITIONINGS.get(how, {}), relative=True if how == "running" else None)
     (plain,), (other,) = run(trial), run(own)
     assert other.points[0] == plain.points[0]
@@ -338,15 +342,8 @@ def test_every_conditioning_lowers_the_loss_and_is_not_the_plain_gradient(how: s
     assert other.final("train_loss") != plain.final("train_loss")
 
 
-def test_the_printed_formula_trains_as_the_library_does() -> None:
-    trial = replace(MLP, steps=20, points=4).having(learning_rate=1.0, damping=0.1)
-    (printed,), (ours,) = (run(replace(trial, method=f"sgd+{name}")) for name in ("formula", "isaac"))
-    assert ours.column("train_loss") == pytest.approx(printed.column("train_loss"), rel=1e-4)
-
-
 def test_reasons_why_a_method_cannot_run(monkeypatch: pytest.MonkeyPatch, gpt: Workload, mlp: Workload) -> None:
-    for name in ("kfac", "sgd+formula"):
-        assert "linear layers with one row per example" in methods.unable(Trial("char-gpt", name), gpt)
+    assert "linear layers with one row per example" in methods.unable(Trial("char-gpt", "kfac"), gpt)
     zeta = Trial("char-gpt", "sgd+isaac", (("damping", 1.0), ("output_damping", 1.0)), small=True)
     with pytest.raises(UnableError, match="K-FAC and ζ are here for networks of linear layers"):
         methods.prepare(zeta, gpt, gpt.model(0))

@@ -158,7 +158,6 @@ def test_a_setting_that_a_method_does_not_take_is_named() -> None:
         ("muon", {}, True),
         ("soap", {}, False),
         ("kfac", {}, False),
-        ("sgd+formula", {}, False),
         ("adamw+isaac", {"running": True}, False),
         ("momentum+isaac", {"max_rows": 256}, False),
         ("momentum+isaac", {"sharing": "reduce"}, True),

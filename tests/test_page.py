@@ -20,24 +20,22 @@ from isaac_lab import words
 from isaac_lab.charts import lines
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.report import report
-from isaac_lab.experiments import EXPERIMENTS
-from isaac_lab.experiments.folder import view
-from isaac_lab.experiments.recipe import SCALES
-from isaac_lab.page import build as building
-from isaac_lab.page import headline, promises
-from isaac_lab.page import race as race_page
-from isaac_lab.page.parts import Figure, Heading, Section, Source, Table, Tiles
-from isaac_lab.page.race import section as race_section
-from isaac_lab.page.race import summaries
-from isaac_lab.page.render import page as render
-from isaac_lab.race.standings import summarize
-from isaac_lab.record import FORMAT, Store, StoreError
+from isaac_lab.record import FORMAT, Store
+from isaac_lab.report import headline
+from isaac_lab.report import page as building
+from isaac_lab.report import race as race_page
+from isaac_lab.report.parts import Figure, Heading, Section, Source, Table, Tiles
+from isaac_lab.report.render import page as render
+from isaac_lab.studies.paper import EXPERIMENTS
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.recipe import SCALES
+from isaac_lab.studies.race.standings import summarize
 
 pytest.importorskip("vl_convert", reason="the extra [report] is not installed")
 
 ROOT = Path(__file__).parents[1]
-RESULTS, COMPATIBILITY = ROOT / "results", ROOT / "docs" / "compatibility.md"
-SECTIONS = ("summary", "race", "grids", "curves", "costs", "larger", "claims", "compatibility", "again")
+RESULTS = ROOT / "results"
+SECTIONS = ("summary", "race", "grids", "curves", "costs", "larger", "claims", "again")
 EVIL = "<script>alert('x')</script>"
 
 app = typer.Typer()
@@ -124,7 +122,7 @@ def method(name: str, label: str, seconds: list[float | None], *, ours: bool = F
         "final": spread([0.0123] * len(seconds)),
         "metrics": {"test_accuracy": spread([0.98] * len(seconds))},
         "seconds_per_step": 0.00021,
-        "ratio_to_sgd": 1.02,
+        "edge": False,
         "curves": curves,
     } | more
 
@@ -132,7 +130,6 @@ def method(name: str, label: str, seconds: list[float | None], *, ours: bool = F
 def race(scale: str = "quick", **more: Any) -> dict[str, Any]:
     left_out = {"n": 0, "reason": "does not take inputs of three dimensions", "settings": None, "final": None, "metrics": None}
     return {
-        "kind": "race",
         "workload": "mnist-mlp",
         "title": "MNIST classifier, 5 × 400",
         "scale": scale,
@@ -144,8 +141,10 @@ def race(scale: str = "quick", **more: Any) -> dict[str, Any]:
         "target_by": "AdamW, learning rate 0.001",
         "steps": 400,
         "batch": 60,
-        "trials_per_method": 8,
+        "trials": 8,
         "seeds": 3,
+        "points": 40,
+        "metric_titles": {"test_accuracy": "Test accuracy"},
         "command": f"isaac-newton race mnist-mlp --scale {scale}",
         "time": "2026-11-15T10:00:00+00:00",
         "commit": "0123456789ab",
@@ -155,8 +154,8 @@ def race(scale: str = "quick", **more: Any) -> dict[str, Any]:
             method("adamw", "AdamW", [2.0, 2.0, 2.0]),
             method("isaac-adamw", "AdamW + ISAAC", [1.0, 1.0, 1.0], ours=True),
             method("soap", "SOAP", [0.5, 0.5, None]),
-            method("sgd", EVIL, [None, None, None], diverged=2),
-            method("singd", "SINGD", [], steps_to_target=None, seconds_to_target=None, **left_out),
+            method("momentum", EVIL, [None, None, None], diverged=2),
+            method("kfac", "K-FAC", [], steps_to_target=None, seconds_to_target=None, **left_out),
         ],
     } | more
 
@@ -223,7 +222,7 @@ def _made_up_summaries() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def committed() -> str:
-    return building.build(RESULTS, COMPATIBILITY)
+    return building.build(RESULTS)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +236,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(results / "reproduce/tab1/quick/summary.json", TAB1)
     write(results / "reproduce/fig6/quick/summary.json", FIG6)
     out = results.parent / "page" / "report.html"
-    result = invoke("--out", out, "--results", results, "--compatibility", COMPATIBILITY)
+    result = invoke("--out", out, "--results", results)
     assert result.exit_code == 0, said(result)
     assert "MB" in said(result)
     return out
@@ -323,7 +322,7 @@ def test_every_claim_is_on_the_page(committed: str) -> None:
 
 
 def test_without_records_the_page_names_the_commands_that_make_them(tmp_path: Path) -> None:
-    text = Elements(building.build(tmp_path, tmp_path / "compatibility.md")).text
+    text = Elements(building.build(tmp_path)).text
     commands = (
         "race --scale quick",
         "reproduce fig1",
@@ -334,7 +333,6 @@ def test_without_records_the_page_names_the_commands_that_make_them(tmp_path: Pa
     )
     for command in commands:
         assert f"no record yet. This makes one: isaac-newton {command}" in text
-    assert "no record yet. This makes one: python tests/compatibility.py" in text
 
 
 def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,12 +387,11 @@ def test_words_are_escaped_before_they_are_marked() -> None:
 
 def test_a_race_is_shown_whole(made_up_text: str) -> None:
     text = Elements(made_up_text).text
-    assert "AdamW + ISAAC 0.0123 ± 0.050 1,000 ± 0.050 1.00 ± 0.050 98.00 % ± 5.00 % 0.210 1.02 × 3 0" in text
-    assert "SOAP 0.0123 ± 0.050 500 ± 0.050 (2 of 3 seeds) 0.500 ± 0.050 (2 of 3 seeds)" in text
-    assert f"{EVIL} 0.0123 ± 0.050 not reached not reached" in text
-    assert "SINGD not run: does not take inputs of three dimensions" in text
+    assert "AdamW + ISAAC η 0.001 λ 0.1 0.0123 ± 0.05 98.0% ± 5.0% 1,000 ± 0 1 ± 0.05 0.21 (captured) 3" in text
+    assert "SOAP η 0.001 0.0123 ± 0.05 98.0% ± 5.0% 500 (2 of 3) 0.5 (2 of 3) 0.21 (captured) 3" in text
+    assert f"{EVIL} η 0.001 0.0123 ± 0.05 98.0% ± 5.0% never never 0.21 (captured) 3, 2 diverged" in text
+    assert "K-FAC not run: does not take inputs of three dimensions" in text
     assert "Target: training loss 0.2000 (AdamW, learning rate 0.001)" in text
-    assert "learning rate 0.001, damping 0.1" in text
     chart = charts(made_up_text)["curve-mnist-mlp"]
     assert [(line["method"], line["run"]) for line in chart["values"]][:4] == [
         ("AdamW + ISAAC", "mean of 3 seeds"),
@@ -407,7 +404,7 @@ def test_a_race_is_shown_whole(made_up_text: str) -> None:
 
 def test_the_answer_has_the_loss_at_the_end_and_whether_seeds_show_a_difference(made_up_text: str) -> None:
     text = Elements(made_up_text).text
-    assert "MNIST classifier, 5 × 400 (quick, n = 3) AdamW 0.01230 0.01230 1, no difference shown" in text
+    assert "MNIST classifier, 5 × 400 (quick, n = 3) AdamW 0.0123 0.0123 1, no difference shown" in text
     # The smoke test does not count.
     assert "0 of 1 short race in which AdamW + ISAAC has the lowest loss of all at the end" in text
     assert "short and unevenly tuned" in text
@@ -428,8 +425,8 @@ def test_a_race_is_won_or_lost_by_what_the_seeds_show(
     labels = {"adamw": "AdamW", "isaac-adamw": "AdamW + ISAAC"}
     methods = [method(name, labels[name], [1.0] * 3, ours=name != "adamw", final=spread(end)) for name, end in ends.items()]
     write(tmp_path / "race/a/quick/summary.json", race(methods=methods))
-    races = summaries(tmp_path, "results")
-    (row,) = next(block for block in race_section(races).blocks if isinstance(block, Table)).rows
+    races = race_page.summaries(tmp_path / "race", "results/race")
+    (row,) = next(block for block in race_page.section(races).blocks if isinstance(block, Table)).rows
     assert row.marks == mark
     evidence = Evidence(tmp_path, tmp_path)
     tiles = headline.section(evidence, races, dict.fromkeys(map(str, Verdict), 0), ()).blocks[0]
@@ -441,9 +438,9 @@ def test_a_race_is_won_or_lost_by_what_the_seeds_show(
 def test_all_scales_are_shown_and_smoke_tests_are_marked(tmp_path: Path, made_up_text: str) -> None:
     for scale in ("smoke", "quick", "full"):
         write(tmp_path / f"race/mnist-mlp/{scale}/summary.json", race(scale))
-    found = summaries(tmp_path, "results")
+    found = race_page.summaries(tmp_path / "race", "results/race")
     assert [summary.scale for summary in found] == ["full", "quick"]
-    blocks = race_section(found).blocks
+    blocks = race_page.section(found).blocks
     assert [block.id for block in blocks if isinstance(block, Heading)] == ["race-mnist-mlp", "race-mnist-mlp-quick"]
     assert [block.charts[0].id for block in blocks if isinstance(block, Figure)] == ["curve-mnist-mlp", "curve-mnist-mlp-quick"]
     text = Elements(made_up_text).text
@@ -494,7 +491,7 @@ def test_seeds_without_a_common_step_are_shown_one_by_one(tmp_path: Path) -> Non
     plain = method("adamw", "AdamW", [1.0, 1.0])
     plain["curves"][1]["steps"] = [step + 1 for step in plain["curves"][1]["steps"]]
     write(tmp_path / "race/a/quick/summary.json", race(methods=[plain]))
-    section = race_section(summaries(tmp_path, "results"))
+    section = race_page.section(race_page.summaries(tmp_path / "race", "results/race"))
     (figure,) = (block for block in section.blocks if isinstance(block, Figure))
     shown = [row["run"] for row in figure.charts[0].values if row["over_seeds"]]
     assert shown == ["seed 0", "seed 1"]
@@ -506,19 +503,6 @@ def test_long_curves_keep_their_ends() -> None:
     (row,) = lines.chart("id", "", "", [line], [], []).values
     assert len(row["step"]) == lines.POINTS
     assert (row["step"][0], row["step"][-1]) == (0, 999)
-
-
-def test_the_compatibility_page_is_read_whole(tmp_path: Path) -> None:
-    versions, found = promises.parse(COMPATIBILITY)
-    text = COMPATIBILITY.read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| Promise |")]
-    assert found.count == len(rows) > 50
-    assert list(found.areas) == re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert versions.startswith("python 3")
-    damaged = tmp_path / "compatibility.md"
-    damaged.write_text("## A\n\n| Promise | Result |\n|---|---|\n| one |\n", encoding="utf-8")
-    with pytest.raises(StoreError, match="1 cells under 2 headings"):
-        promises.parse(damaged)
 
 
 def test_a_source_names_each_thing_once() -> None:
@@ -715,13 +699,6 @@ def test_the_ledger_is_filtered(browser: Browser) -> None:
     browser.find("select[name=about]").send_keys("Figure 5")
     assert 0 < browser.count(shown) < fewer
     assert browser.count(f"{shown}:not([data-about='Figure 5'])") == 0
-
-
-def test_the_promises_are_filtered(browser: Browser) -> None:
-    rows = "#promises tbody:not([hidden]) .row:not([hidden])"
-    everything = browser.count(rows)
-    browser.find("form[data-filter=promises] input[type=search]").send_keys("autocast")
-    assert 0 < browser.count(rows) < everything
 
 
 def test_dark_mode_changes_page_and_charts_and_is_remembered(browser: Browser) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import isaac_newton
-from isaac_lab.experiments import EXPERIMENTS
-from isaac_lab.experiments.folder import view
-from isaac_lab.experiments.recipe import SCALES
-from isaac_lab.page import build
-from isaac_lab.race import ends as ends_of
-from isaac_lab.race.headline import summaries
-from isaac_lab.significance import contrast
+from isaac_lab.report.page import build
+from isaac_lab.report.race import summaries
+from isaac_lab.stats import contrast
+from isaac_lab.studies.paper import EXPERIMENTS
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.recipe import SCALES
+from isaac_lab.studies.race import standings
 
 ROOT = Path(__file__).parent.parent
 INTEGRITY = ROOT / "docs" / "integrity.md"
@@ -60,7 +60,7 @@ def tool(name: str) -> ModuleType:
 @pytest.fixture(scope="module")
 def html() -> str:
     """The HTML page, without its scripts."""
-    made = build.build(ROOT / "results", ROOT / "docs" / "compatibility.md")
+    made = build(ROOT / "results")
     return words(re.sub(r"<script.*?</script>", " ", made, flags=re.DOTALL))
 
 
@@ -176,8 +176,8 @@ def test_the_table_on_the_auto_encoder_is_that_of_its_record(capsys: pytest.Capt
 
 
 def test_what_pages_say_of_all_races_is_what_their_records_say() -> None:
-    races = list(summaries(ROOT / "results" / "race").values())
-    lowest = Counter(ends_of.lowest(race) for race in races)
+    races = [summary.data for summary in summaries(ROOT / "results" / "race")]
+    lowest = Counter(standings.lowest(race) for race in races)
     assert f"SOAP is lowest in {lowest['SOAP']} of {len(races)} races" in words(INTEGRITY.read_text(encoding="utf-8"))
     assert lowest["AdamW + ISAAC"] == 0
     below = 0

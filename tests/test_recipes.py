@@ -19,10 +19,11 @@ from isaac_lab.data import tables
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.data.files import DataError
 from isaac_lab.executors import Call
-from isaac_lab.experiments.folder import Means
 from isaac_lab.record import Checkpoint, Record, Store
-from isaac_lab.significance import contrast, exceeds, holm, interval
-from isaac_lab.studies import recipe_page, recipes
+from isaac_lab.report import recipes as report
+from isaac_lab.stats import contrast, exceeds, holm, interval
+from isaac_lab.studies import recipes
+from isaac_lab.studies.calls import Means
 from isaac_lab.studies.recipes import ARMS, LINE, RECIPES, RULES, SCALES, Recipe, Request, arms
 from isaac_lab.studies.verdicts import standings, summed_up
 from isaac_lab.training import Options, train
@@ -364,10 +365,10 @@ def test_verdicts(name: str, gain: float, noise: float, verdict: str, tmp_path: 
     # The last of five is the best here, and it lies at the edge.
     assert found.edge
     assert found.rate == pytest.approx(10 * recipe.settings["learning_rate"])
-    shown = recipe_page.table([found]).markdown()
+    shown = report.table([found]).markdown()
     assert recipe.title in shown
     assert verdict in shown
-    assert "Mean of 5 seeds" in recipe_page.table([found]).note
+    assert "Mean of 5 seeds" in report.table([found]).note
 
 
 def test_more_recipes_make_it_harder_to_be_shown_as_harmless(tmp_path: Path) -> None:
@@ -485,7 +486,7 @@ def test_the_page_says_what_the_records_say(tmp_path: Path) -> None:
     root = Path(__file__).parent.parent
     page = tmp_path / "recipes-suite.md"
     shutil.copy(root / "docs" / page.name, page)
-    recipe_page.fill(page, root / "results" / "recipes")
+    report.fill(page, root / "results" / "recipes")
     assert page.read_text(encoding="utf-8") == (root / "docs" / page.name).read_text(encoding="utf-8")
     for drawn in (tmp_path / "figures").iterdir():
         assert drawn.read_bytes() == (root / "docs" / "figures" / drawn.name).read_bytes()

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
-from isaac_lab.bench import dampings
-from isaac_lab.bench.dampings import table
-from isaac_lab.data.digits import load
-from isaac_lab.demo import initial_network
+from isaac_lab import executors
+from isaac_lab.data.sets import load
+from isaac_lab.models import relu_network
+from isaac_lab.record import Store
+from isaac_lab.studies import dampings
+from isaac_lab.studies.dampings import table
+from isaac_lab.workload import seeded
 from test_step import Mixed
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +55,7 @@ def test_the_damping_follows_the_scale_of_the_inputs_and_the_ratio_does_not(scal
 
 def test_on_the_digits_it_falls_where_training_is_best() -> None:
     """The best dampings of the grid in docs/damping.md are 0.1 to 0.3 for this network, 1 is worse but little."""
-    assert 0.1 < isaac.suggest_damping(initial_network(0), load().train_images[:60]).damping < 1
+    assert 0.1 < isaac.suggest_damping(seeded(lambda: relu_network(64, 10), 0), load("digits").train_images[:60]).damping < 1
 
 
 class Stateful(nn.Module):
@@ -210,18 +213,21 @@ def test_the_page_shows_the_records(name: str) -> None:
         assert best["suggested ρ"] < best["inf"]
 
 
-def test_the_grid_is_trained_once_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def loss(*args: object, damping: object, **options: object) -> float:
-        calls.append(damping)
-        return 1.0
-
-    monkeypatch.setattr(dampings, "final_loss", loss)
-    for _ in range(2):
-        dampings.main(["--seeds", "1", "--epochs", "1", "--out", str(tmp_path)])
-    runs = 3 * sum(map(len, dampings.RATES.values()))
-    assert len(calls) == runs * (len(dampings.DAMPINGS) + 3) + runs * 2
+def test_the_grid_is_trained_once_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dampings, "DAMPINGS", (0.1,))
+    monkeypatch.setattr(dampings, "RATES", {"SGD": (0.1,), "Adam": (0.001,)})
+    arguments = ["--seeds", "1", "--epochs", "1", "--out", str(tmp_path)]
+    dampings.main(arguments)
+    records = Store(tmp_path / "digits").records()
+    assert len(records) == 3 * 2 * (len(dampings.DAMPINGS) + 3)
+    assert all(record.finished for record in records)
+    said = capsys.readouterr().out
+    monkeypatch.setattr(executors, "train", lambda *given, **options: pytest.fail("it is trained already"))
+    dampings.main(arguments)
+    assert capsys.readouterr().out.splitlines()[-7:] == said.splitlines()[-7:]
+    assert "| 0.1 |" in said
 
 
 @pytest.mark.gpu

@@ -22,12 +22,14 @@ from isaac_lab.claims import bert as claims_bert
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.cli import app
 from isaac_lab.data import text
-from isaac_lab.experiments import EXPERIMENTS, finetuning, runner, tab1
-from isaac_lab.experiments.finetuning import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Plan, Run, grid
-from isaac_lab.experiments.folder import Means, view
-from isaac_lab.experiments.recipe import SCALES
 from isaac_lab.progress import Display
 from isaac_lab.record import Store, StoreError
+from isaac_lab.report import paper
+from isaac_lab.studies.calls import Means
+from isaac_lab.studies.paper import EXPERIMENTS, finetuning, runner, tab1
+from isaac_lab.studies.paper.finetuning import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Plan, Run, grid
+from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.recipe import SCALES
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import _load as loaded
@@ -50,24 +52,34 @@ def toy(name: str) -> glue.Glue:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_scores_of_classes_are_those_of_scikit_learn(seed: int, share: float) -> None:
-    metrics = pytest.importorskip("sklearn.metrics")
+def test_scores_of_classes_are_those_of_their_definitions(seed: int, share: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     predicted, labels = ((torch.rand(97, generator=generator) < share).long() for _ in range(2))
-    assert scores.matthews(predicted, labels) == pytest.approx(metrics.matthews_corrcoef(labels, predicted), abs=1e-12)
-    assert scores.f1(predicted, labels) == pytest.approx(metrics.f1_score(labels, predicted), abs=1e-12)
-    assert scores.accuracy(predicted, labels) == pytest.approx(metrics.accuracy_score(labels, predicted), abs=1e-12)
+    yes, true = predicted == 1, labels == 1
+    found, missed, false, rejected = (int(both.sum()) for both in (yes & true, ~yes & true, yes & ~true, ~yes & ~true))
+    scale = (found + missed) * (found + false) * (rejected + missed) * (rejected + false)
+    expected = (found * rejected - missed * false) / math.sqrt(scale) if scale else 0.0
+    assert scores.matthews(predicted, labels) == pytest.approx(expected, abs=1e-12)
+    assert scores.f1(predicted, labels) == pytest.approx(2 * found / (2 * found + missed + false), abs=1e-12)
+    assert scores.accuracy(predicted, labels) == pytest.approx((found + rejected) / 97, abs=1e-12)
 
 
 @pytest.mark.parametrize("levels", [2, 5, 1000])
-def test_correlations_are_those_of_scipy(levels: int) -> None:
-    stats = pytest.importorskip("scipy.stats")
+def test_correlations_are_those_of_their_definitions(levels: int) -> None:
     generator = torch.Generator().manual_seed(levels)
     x, y = (torch.randint(levels, (80,), generator=generator).float() for _ in range(2))
     y += 0.5 * x
-    assert scores.pearson(x, y) == pytest.approx(stats.pearsonr(x.numpy(), y.numpy())[0], abs=1e-6)
-    assert scores.spearman(x, y) == pytest.approx(stats.spearmanr(x.numpy(), y.numpy())[0], abs=1e-9)
-    assert scores.ranks(x).tolist() == pytest.approx(stats.rankdata(x.numpy()).tolist())
+
+    def linear(a: Tensor, b: Tensor) -> float:
+        a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
+        return float(a @ b / (a.norm() * b.norm()))
+
+    def ranks(values: Tensor) -> Tensor:
+        """Equal values share the mean of the ranks that they take."""
+        return torch.tensor([float((values < v).sum()) + (float((values == v).sum()) + 1) / 2 for v in values])
+
+    assert scores.pearson(x, y) == pytest.approx(linear(x, y), abs=1e-9)
+    assert scores.spearman(x, y) == pytest.approx(linear(ranks(x), ranks(y)), abs=1e-9)
 
 
 def test_scores_of_a_constant_prediction_are_zero() -> None:
@@ -358,7 +370,7 @@ def finished(short: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
     shown = Told(Console(file=io.StringIO()), None)
     means = Means(executors.Call(command="isaac-newton reproduce tab1", progress=shown), display=shown)
     request = runner.Request(scale="smoke", out=out, means=means)
-    runner.run(EXPERIMENTS["tab1"], request)
+    paper.write(runner.run(EXPERIMENTS["tab1"], request))
     return request, said
 
 
@@ -408,8 +420,8 @@ def test_the_table_is_made_from_records(finished: tuple[runner.Request, list[str
     assert said[0].startswith(f"Table 1 with {glue.TINY}, 140 training steps in all")
     with (directory / "numbers.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 28
-    assert {row["stage"] for row in rows} == {"grid", "seeds"}
+    assert len(rows) == sum(len(record.points) for record in records)
+    assert {row["seed"] for row in rows} == {"0", "1", "2"}
     for name in ("figure.png", "figure.svg", "times.jsonl"):
         assert (directory / name).stat().st_size > 0
 
@@ -442,15 +454,18 @@ def test_a_table_that_is_not_whole_is_drawn_as_far_as_it_goes(
         part.note(Store(source).about)
         part.add(*(record for record in Store(source).records() if record.trial.workload != "stsb"))
     request = replace(finished[0], out=tmp_path)
-    drawn = runner.draw(EXPERIMENTS["tab1"], request)
+    drawn = runner.known(EXPERIMENTS["tab1"], request)
+    paper.write(drawn)
     cells = summary_of(request)["rows"][0]["cells"]
     assert [cell is None for cell in cells] == [False, False, False, True, True]
-    assert tab1.table(drawn)[1][1][4] == "–"
+    table = paper.table(drawn)
+    assert table is not None
+    assert table.rows[1].cells[4] == "–"
 
 
 def test_without_records_there_is_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="isaac-newton reproduce tab1 --scale smoke trains it"):
-        runner.draw(EXPERIMENTS["tab1"], runner.Request(scale="smoke", out=tmp_path))
+        paper.write(runner.known(EXPERIMENTS["tab1"], runner.Request(scale="smoke", out=tmp_path)))
 
 
 @pytest.fixture(scope="module")
@@ -461,7 +476,7 @@ def from_folder(short: pytest.MonkeyPatch, folder: Path, tmp_path_factory: pytes
     out = tmp_path_factory.mktemp("quick")
     means = Means(executors.Call(workers=1, command=command), model=str(folder), seeds=1)
     request = runner.Request(scale="quick", out=out, means=means)
-    runner.run(EXPERIMENTS["tab1"], request)
+    paper.write(runner.run(EXPERIMENTS["tab1"], request))
     return request
 
 
@@ -478,7 +493,9 @@ def test_an_encoder_from_a_folder_is_named_and_its_place_is_not(from_folder: run
 
 
 def test_the_papers_numbers_stand_beside_ours(from_folder: runner.Request) -> None:
-    headings, rows = tab1.table(runner._view(EXPERIMENTS["tab1"], from_folder))
+    table = paper.table(runner.known(EXPERIMENTS["tab1"], from_folder))
+    assert table is not None
+    headings, rows = table.columns, [list(row.cells) for row in table.rows]
     assert headings[0] == "Method"
     shown = {(section, row[0].strip()): row for section, row in _sections(rows)}
     assert [label for section, label in shown if section == "my-bert"] == ["∇", "ζ*", "ζ* reduce"]

@@ -19,7 +19,7 @@ TABLE = Table(
     (
         Row(("ζ*", "0.1", "a|b"), ours=True, marks={1: "good"}),
         Row(("SGD", "**0.2**", "`x` [red]")),
-        Row(("SINGD",), note="not run: <no reason>"),
+        Row(("K-FAC",), note="not run: <no reason>"),
     ),
     frozenset({0, 2}),
     "A note.",
@@ -30,9 +30,9 @@ def test_markdown_has_every_cell_and_its_alignment() -> None:
     assert TABLE.markdown().splitlines() == [
         "| Method | Loss | Why |",
         "| --- | --: | --- |",
-        r"| ζ* | 0.1 | a\|b |",
+        r"| **ζ\*** | 0.1 | a\|b |",
         "| SGD | **0.2** | `x` [red] |",
-        "| SINGD | not run: <no reason> |  |",
+        "| K-FAC | not run: <no reason> |  |",
     ]
     assert table(["A\nb"], [["1\n2"]]).markdown() == "| A b |\n| --- |\n| 1 2 |\n"
 

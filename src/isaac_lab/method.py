@@ -44,20 +44,17 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "adamw": Method("AdamW", ("beta2", "decays", "weight_decay")),
         "muon": Method("Muon + AdamW", ("second_rate", "weight_decay")),
         "soap": Method("SOAP", ("weight_decay",), "pytorch_optimizer", "pytorch_optimizer", captured=False),
-        "shampoo": Method("Shampoo", ("weight_decay",), "pytorch_optimizer", "pytorch_optimizer", captured=False),
-        "singd": Method("SINGD", ("damping", "weight_decay"), "singd", "singd", captured=False),
         # Its inverses read an error flag back from the device, which a CUDA graph cannot.
         "kfac": Method("K-FAC", ("curvature", "damping", "every", "layers", "weight_decay"), captured=False),
     }
 )
 #: Settings of the loop, which every method takes: the largest norm of the gradient, and what a schedule needs.
 SHARED = ("learning_rate", "clip", "drop", "drops", "floor", "warm_up")
-#: What may stand after a "+", and what it takes: this library's ζ* and ζ, ζ* by the formula that the paper prints, and the line
-#: `isaac.attach(model)` with nothing else.
+#: What may stand after a "+", and what it takes: ζ*, or ζ where there is an output damping; and the line `isaac.attach(model)`
+#: with nothing else.
 CONDITIONINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "isaac": ("curvature", "damping", "layers", "max_rows", "output_damping", "relative", "running", "sharing"),
-        "formula": ("damping",),
         "line": (),
     }
 )
@@ -90,7 +87,7 @@ def capturable(trial: Trial) -> bool:
     method, how = find(trial.method)
     # Rows are drawn on the host: a graph would keep the first draw, and cannot copy it to the device.
     # Who adds the line to a script has an eager step.
-    return method.captured and how not in ("formula", "line") and not trial.get("running") and trial.get("max_rows") is None
+    return method.captured and how != "line" and not trial.get("running") and trial.get("max_rows") is None
 
 
 def missing(trial: Trial) -> str:

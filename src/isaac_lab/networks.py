@@ -199,7 +199,7 @@ def can_stack(trial: Trial) -> bool:
     found, how = method.find(trial.method)
     own = {"learning_rate", "damping", "output_damping", "curvature"}
     chain = trial.workload in ("mnist-mlp", "mnist-autoencoder", "fashion-autoencoder")
-    return chain and found.stacks and how in ("", "isaac") and trial.schedule == "constant" and set(dict(trial.settings)) <= own
+    return chain and found.stacks and how != "line" and trial.schedule == "constant" and set(dict(trial.settings)) <= own
 
 
 def alike(trial: Trial) -> Trial | None:

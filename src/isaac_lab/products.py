@@ -1,11 +1,11 @@
-"""In what precision torch multiplies matrices of float32."""
+"""How torch computes for a while: in what precision it multiplies matrices of float32, and in how many threads."""
 
 import contextlib
 from collections.abc import Iterator
 
 import torch
 
-__all__ = ["float32_products"]
+__all__ = ["float32_products", "threads"]
 
 
 @contextlib.contextmanager
@@ -17,3 +17,14 @@ def float32_products(*, tensor_cores: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute in so many threads; 0 for as many as there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -14,8 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import isaac_newton
-
 __all__ = ["StoreError", "installed", "origin", "plain", "read", "write", "write_whole"]
 
 
@@ -31,6 +29,8 @@ def origin(*, threads: int, packages: Iterable[str] = ("torch",), device: str = 
         packages: Distributions whose versions matter; one that is not installed is recorded as None.
         device: "cpu" or "cuda"; with "cuda" the GPU and the CUDA version are recorded too.
     """
+    import isaac_newton  # and torch, which takes seconds: those who only write files need it not
+
     versions: dict[str, str | None] = {"python": platform.python_version(), "isaac-newton": isaac_newton.__version__}
     versions |= {package: _version(package) for package in packages}
     machine: dict[str, Any] = {

@@ -1,9 +1,8 @@
 """Seconds of a training step of each method: they take turns in one process, eager, captured, or on one CPU thread."""
 
-import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from isaac_lab import method, methods
 from isaac_lab.bench import timing
 from isaac_lab.networks import WARM_UP, Graphs
-from isaac_lab.products import float32_products
+from isaac_lab.products import float32_products, threads
 from isaac_lab.records import origin
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
@@ -28,17 +27,6 @@ BATCHES = 16
 CAPTURES = 3
 #: Steps that are timed at the start, after those that warm up and capture.
 TIMED = 3
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute in so many threads; 0 for as many as there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure(

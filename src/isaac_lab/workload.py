@@ -21,6 +21,9 @@ HALF = "bfloat16 autocast, float32 weights, TF32 in what stays float32"
 #: By name, the file of `workloads/` that makes it.
 WORKLOADS: Mapping[str, str] = {
     "mnist-mlp": "mlp",
+    "digits-mlp": "mlp",
+    "digits-autoencoder": "mlp",
+    "digits-convolutions": "mlp",
     "mnist-autoencoder": "mlp",
     "fashion-autoencoder": "mlp",
     "cifar-resnet18": "resnet",
@@ -53,9 +56,8 @@ class Workload(abc.ABC):
         batch: Examples of a step.
         quantity: What a race is about: "train_loss" or "test_loss".
         metrics: What is measured besides the losses, by name, with a title for people.
-        flat: Whether it is a chain of linear layers that see rows of one example each, which ζ, K-FAC, the printed formula and
+        flat: Whether it is a chain of linear layers that see rows of one example each, which ζ, K-FAC and
             the ensemble need; then it is a `workloads.mlp.Network`.
-        averaged: Over what the loss is a mean: "batch" or "batch+sequence". SINGD scales its factors accordingly.
         last: Name of the last layer.
         steps: Training steps of an epoch.
         network: What the variant `model` must say; "" where the workload alone decides what is trained.
@@ -71,7 +73,6 @@ class Workload(abc.ABC):
     quantity: str = "train_loss"
     metrics: ClassVar[Mapping[str, str]] = {}
     flat: bool = False
-    averaged: str = "batch"
     last: str
     steps: int
     network: str = ""

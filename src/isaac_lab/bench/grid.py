@@ -1,8 +1,6 @@
 """The grid: all 182 networks of one panel of the paper's Figure 1, trained at once."""
 
-import contextlib
 import math
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -14,7 +12,7 @@ from isaac_lab.methods.optimizers import StackedSGD
 from isaac_lab.models import relu_layers
 from isaac_newton import Ensemble
 
-__all__ = ["GRID_METHODS", "grid_problem", "tensor_cores"]
+__all__ = ["GRID_METHODS", "grid_problem"]
 
 #: 13 values of λ_a times 13 of λ_g and ∞.
 COPIES = 182
@@ -51,17 +49,6 @@ def _stacked(model: nn.Module, loss_fn: nn.Module, damping: float, *, inputs: bo
         return losses
 
     return step
-
-
-@contextlib.contextmanager
-def tensor_cores() -> Iterator[None]:
-    """Let torch multiply float32 matrices in TF32; the inverses do not change."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 GRID_METHODS: dict[str, Method] = {

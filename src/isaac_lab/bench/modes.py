@@ -1,14 +1,15 @@
 """How a step is executed: on the CPU with some threads, or on a GPU, operation by operation or as one CUDA graph."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 
 import isaac_newton
 from isaac_lab.bench.problems import Problem
-from isaac_lab.bench.steps import Method, missing
+from isaac_lab.bench.steps import Method
+from isaac_lab.products import threads
 
 __all__ = ["Mode", "modes"]
 
@@ -42,15 +43,9 @@ class Mode:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> AbstractContextManager[None]:
         """Compute with this mode's threads, afterwards with as many as before."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+        return threads(self.threads)
 
     def prepare(
         self, problem: Problem, methods: Mapping[str, Method], damping: float
@@ -59,11 +54,8 @@ class Mode:
         steps: dict[str, Callable[[], object]] = {}
         skipped: dict[str, str] = {}
         for name, method in methods.items():
-            reason = missing(name)
-            if reason is None and self.captured and name in NOT_CAPTURED:
-                reason = "cannot be captured: its inverse reads an error flag back from the device"
-            if reason is not None:
-                skipped[name] = reason
+            if self.captured and name in NOT_CAPTURED:
+                skipped[name] = "cannot be captured: its inverse reads an error flag back from the device"
                 continue
             try:
                 steps[name] = self._step(problem, method, damping)

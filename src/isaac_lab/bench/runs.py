@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from isaac_lab.bench import counting, memory, timing
-from isaac_lab.bench.grid import GRID_METHODS, grid_problem, tensor_cores
+from isaac_lab.bench.grid import GRID_METHODS, grid_problem
 from isaac_lab.bench.models import MODEL_METHODS, device_work, models
 from isaac_lab.bench.modes import Mode, modes
 from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, resnet
 from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
+from isaac_lab.products import float32_products
 from isaac_lab.records import origin
 
 __all__ = ["BENCHMARKS", "Plan", "case_count", "choose", "file_stem", "grid", "scaling", "shapes", "table2", "user_models"]
@@ -126,7 +127,7 @@ def grid(plan: Plan) -> Iterator[Record]:
             yield _record("grid", mode, plan, [_time(grid_problem(copies=4), GRID_METHODS, mode, plan)], "")
             continue
         cases = [_time(grid_problem(), GRID_METHODS, mode, plan)]
-        with tensor_cores():
+        with float32_products(tensor_cores=True):
             cases.append(_time(grid_problem(), GRID_METHODS, mode, plan))
         cases[1] |= {"name": f"{cases[0]['name']}-tf32", "title": f"{cases[0]['title']}, products in TF32"}
         yield _record("grid", mode, plan, cases, "")
@@ -257,6 +258,6 @@ def _record(kind: str, mode: Mode, plan: Plan, cases: list[Record], options: str
             "turn_seconds": timing.TURN,
             "optimizer": f"SGD, learning rate {LEARNING_RATE}",
         },
-        **origin(threads=plan.threads, packages=("torch", "backpack-for-pytorch"), device=plan.device),
+        **origin(threads=plan.threads, device=plan.device),
         "cases": cases,
     }

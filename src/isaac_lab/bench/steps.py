@@ -1,8 +1,5 @@
 """What is compared: for each method the same step (zero_grad, forward, backward, SGD), but for the gradient that it uses."""
 
-import copy
-import importlib
-import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -12,9 +9,11 @@ from torch import Tensor, nn
 
 import isaac_newton as isaac
 from isaac_lab.bench.formula import attach_formula
-from isaac_lab.records import installed
+from isaac_lab.methods.kfac import Kfac
+from isaac_lab.noise import GivenNormal, GivenUniform
+from isaac_lab.trial import Trial
 
-__all__ = ["BASELINE", "METHODS", "SHAPE_METHODS", "Method", "Step", "kfac_backward", "missing"]
+__all__ = ["BASELINE", "METHODS", "SHAPE_METHODS", "Method", "Step"]
 
 #: `step(x, y)` trains on one batch and returns the loss.
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -75,49 +74,21 @@ def zeta(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
 
 
 def kfac(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
-    """K-FAC with the factors of the BackPACK library."""
-    backward = kfac_backward(model, loss_fn, damping)
+    """K-FAC with explicit factors and inverses, one sampled label per example."""
+    conditioner = Kfac(model, None, Trial("mnist-mlp", "kfac", (("damping", damping),)))
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    squares = isinstance(loss_fn, nn.MSELoss)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = backward(x, y)
+        output = model(x)
+        loss: Tensor = loss_fn(output, y)
+        drawn = GivenNormal(torch.randn_like(output)) if squares else GivenUniform(torch.rand_like(output[:, 0]))
+        conditioner.backward(loss, output, drawn)
         optimizer.step()
         return loss
 
     return step
-
-
-def kfac_backward(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
-    """Forward and backward pass that leave λ² (B + λI)⁻¹ ∇ (A + λI)⁻¹ in `.grad`, λ² as in ζ, one sample per example."""
-    # Optional, and without types of its own.
-    backpack, extensions = importlib.import_module("backpack"), importlib.import_module("backpack.extensions")
-    # The loss is shared with the other methods, whose steps BackPACK's hooks would slow down.
-    model, loss_fn = backpack.extend(model), backpack.extend(copy.deepcopy(loss_fn))
-    weights: list[Any] = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
-
-    def backward(x: Tensor, y: Tensor) -> Tensor:
-        loss: Tensor = loss_fn(model(x), y)
-        with warnings.catch_warnings(), backpack.backpack(extensions.KFAC(mc_samples=1)):
-            # Torch warns where the network's input needs no gradient, as it should not.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            loss.backward()
-        for weight in weights:
-            left, right = (_damped_inverse(factor, damping) for factor in weight.kfac)
-            weight.grad = damping**2 * left @ weight.grad @ right
-            del weight.kfac
-        return loss
-
-    return backward
-
-
-def missing(method: str) -> str | None:
-    """Why a method cannot run here, or None."""
-    return "BackPACK is not installed" if method == "kfac" and not installed("backpack") else None
-
-
-def _damped_inverse(factor: Tensor, damping: float) -> Tensor:
-    return torch.inverse(factor + damping * torch.eye(len(factor), device=factor.device, dtype=factor.dtype))
 
 
 #: The columns of the paper's Table 2; "paper" and "zeta_star" compute the same.

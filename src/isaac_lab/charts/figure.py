@@ -54,8 +54,6 @@ LOOKS: Mapping[str, Look] = {
     "muon+isaac": Look("red"),
     "muon+isaac running": Look("orange"),
     "soap": Look("pink", MIXED),
-    "shampoo": Look("grey", MIXED),
-    "singd": Look("grey", DOTTED),
 }
 
 

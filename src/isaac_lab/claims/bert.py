@@ -10,8 +10,8 @@ from typing import Any
 
 from isaac_lab.claims.checks import unknown
 from isaac_lab.claims.evidence import Check, Claim, Evidence, Finding, Verdict
-from isaac_lab.experiments.finetuning import METHODS, TASKS, Task
-from isaac_lab.significance import Difference, contrast
+from isaac_lab.stats import Difference, contrast
+from isaac_lab.studies.paper.finetuning import METHODS, TASKS, Task
 
 __all__ = ["BERT"]
 

@@ -7,9 +7,9 @@ from statistics import median
 from typing import Literal, TypeAlias
 
 from isaac_lab.claims.evidence import Check, Evidence, Finding, Verdict
-from isaac_lab.experiments.grids import accuracies, losses
-from isaac_lab.experiments.recipe import RATES, Outcome
 from isaac_lab.record import Record
+from isaac_lab.studies.paper.grids import accuracies, losses
+from isaac_lab.studies.paper.recipe import RATES, Outcome
 
 #: Whether a panel passes, and the figures that say so.
 Test: TypeAlias = Callable[[Outcome], tuple[bool, str]]

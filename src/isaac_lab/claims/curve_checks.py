@@ -7,8 +7,8 @@ from statistics import fmean, median
 
 from isaac_lab.claims.checks import IDENTICAL, SAME, Test, behind, decide, scales, unknown, unstable
 from isaac_lab.claims.evidence import Check, Evidence, Finding
-from isaac_lab.experiments.fig5 import SELECTIONS
-from isaac_lab.experiments.recipe import Outcome
+from isaac_lab.studies.paper.fig5 import SELECTIONS
+from isaac_lab.studies.paper.recipe import Outcome
 
 #: Curves of Figure 2 and their names, and the dampings that are drawn and those that are not.
 METHODS = {"K-FAC": "kfac", "ζ": "zeta", "ζ*": "zeta_star"}

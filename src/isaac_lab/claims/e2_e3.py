@@ -3,7 +3,7 @@
 from isaac_lab.claims import checks, curve_checks
 from isaac_lab.claims.checks import WIDTHS, panels
 from isaac_lab.claims.evidence import Claim
-from isaac_lab.experiments.fig5 import SELECTIONS
+from isaac_lab.studies.paper.fig5 import SELECTIONS
 
 __all__ = ["CLAIMS"]
 

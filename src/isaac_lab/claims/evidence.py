@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from isaac_lab.bench.published import DAMPING
-from isaac_lab.experiments import EXPERIMENTS, folder
-from isaac_lab.experiments.recipe import SCALES, Outcome
 from isaac_lab.records import StoreError, read
+from isaac_lab.studies.paper import EXPERIMENTS, folder
+from isaac_lab.studies.paper.recipe import SCALES, Outcome
 
 __all__ = ["Check", "Claim", "Evidence", "Finding", "Verdict"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from isaac_lab.claims.checks import decide, unknown
 from isaac_lab.claims.evidence import Check, Claim, Evidence, Finding, Verdict
-from isaac_lab.experiments.fig6 import METHODS, MODES, SETTINGS
-from isaac_lab.significance import Difference, contrast
+from isaac_lab.stats import Difference, contrast
+from isaac_lab.studies.paper.fig6 import METHODS, MODES, SETTINGS
 
 __all__ = ["RESNET", "Pair"]
 

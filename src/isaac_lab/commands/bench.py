@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from isaac_lab.commands.training import check_writable
+from isaac_lab.commands.training import at_least_one, check_writable
 
 __all__ = ["bench"]
 
@@ -39,12 +40,6 @@ def _positive(value: float) -> float:
     return value
 
 
-def _at_least_one(value: int) -> int:
-    if value < 1:
-        raise typer.BadParameter(f"must be at least 1, got {value}")
-    return value
-
-
 def bench(
     what: Annotated[
         What,
@@ -55,8 +50,8 @@ def bench(
         ),
     ],
     device: Annotated[Device, typer.Option(help="CUDA is measured eager and, if possible, as one CUDA graph.")] = Device.CPU,
-    threads: Annotated[int, typer.Option(callback=_at_least_one, help="Threads of the CPU.")] = 1,
-    rounds: Annotated[int, typer.Option(callback=_at_least_one, help="How often the methods take turns.")] = 20,
+    threads: Annotated[int, typer.Option(callback=at_least_one, help="Threads of the CPU.")] = 1,
+    rounds: Annotated[int, typer.Option(callback=at_least_one, help="How often the methods take turns.")] = 20,
     models: Annotated[
         str, typer.Option(help="Of table2, comma-separated: 100, 400, 1600, 6400, autoencoder; all unless given.")
     ] = "",
@@ -102,9 +97,9 @@ def _page(records: Path, out: Path) -> None:
 def _measure(kinds: list[str], device: Device, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.bench import terminal
         from isaac_lab.bench.modes import modes
-        from isaac_lab.bench.runs import Plan, choose
+        from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, choose
+        from isaac_lab.report import benchmarks
     plan = Plan(device=device.value, **settings)
     try:
         option = "--device"
@@ -116,4 +111,11 @@ def _measure(kinds: list[str], device: Device, out: Path, models: str, methods: 
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
     check_writable(out)
-    terminal.run(kinds, plan, out, console)
+    live = console.is_terminal and not console.is_dumb_terminal
+    columns = (TextColumn("{task.description:<32}"), BarColumn(bar_width=12), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not live) as progress:
+        task = progress.add_task("", total=sum(case_count(kind, plan) for kind in kinds))
+        plan = replace(plan, tick=lambda what, advance: progress.update(task, description=what, advance=advance))
+        for kind in kinds:
+            for record in BENCHMARKS[kind](plan):
+                benchmarks.show(record, out, console)

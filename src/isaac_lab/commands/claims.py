@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from isaac_lab.commands.training import check_writable, named_errors
+from isaac_lab.commands.training import check_writable, named_errors, place
 
 if TYPE_CHECKING:
     from isaac_lab.claims import Claim
@@ -20,12 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["claims", "say_own_runs"]
 
-STYLES = {"holds": "green", "does not hold": "bold red", "no difference shown": "yellow", "not enough data": "dim"}
-
 
 def claims(
-    records: Annotated[Path, typer.Option(help="Directory that isaac-newton reproduce wrote to.")] = Path("results/reproduce"),
-    bench: Annotated[Path, typer.Option(help="Directory with records of isaac-newton bench.")] = Path("results/bench"),
+    records: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory that isaac-newton reproduce wrote to. Unless given: results/reproduce, or out/reproduce.",
+            show_default=False,
+        ),
+    ] = None,
+    bench: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory with records of isaac-newton bench. Unless given: results/bench, or out/bench.", show_default=False
+        ),
+    ] = None,
     page: Annotated[
         Path | None,
         typer.Option(help="Fill the page of all figures and claims, such as docs/reproduction.md.", show_default=False),
@@ -33,8 +40,10 @@ def claims(
 ) -> None:
     """Check every claim of the paper on records; each verdict has the figures behind it."""
     console = Console()
-    for path, option, maker in ((records, "--records", "reproduce"), (bench, "--bench", "bench")):
-        if not path.is_dir():
+    read, measured = place(records, "reproduce"), place(bench, "bench")
+    for path, option, maker in ((read, "--records", "reproduce"), (measured, "--bench", "bench")):
+        # Without benchmarks, what needs them lacks data; a folder that is named must be there.
+        if not path.is_dir() and (bench is not None or path is read):
             raise typer.BadParameter(
                 f"there is no folder {str(path)!r}; isaac-newton {maker} makes records", param_hint=f"'{option}'"
             )
@@ -43,7 +52,7 @@ def claims(
         from isaac_lab.claims.evidence import Evidence
         from isaac_lab.report import docs, reproduction
     with named_errors("--records"), _named_pages():
-        evidence = Evidence(records, bench)
+        evidence = Evidence(read, measured)
         found = ledger(evidence)
         console.print(_table(found))
         console.print(_counts(found), highlight=False)
@@ -51,7 +60,7 @@ def claims(
             check_writable(page.parent, option="--page")
             docs.fill(page, reproduction.blocks(found, evidence, page.parent / "figures"))
             console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
-    say_own_runs(console, records, "--records")
+    say_own_runs(console, read, "--records")
 
 
 @contextlib.contextmanager
@@ -68,28 +77,30 @@ def say_own_runs(console: Console, read: Path, option: str) -> None:
     """What lies in out/, where runs go unless told otherwise, and whether it was counted."""
     own = Path("out/reproduce")
     found = sorted(f"{path.parts[-3]} ({path.parts[-2]})" for path in own.glob("*/*/trials.jsonl"))
-    if found and own.resolve() != read.resolve():
-        text = (
-            f"Your own runs in {own}: {', '.join(found)}. They are not counted here: smoke runs prove nothing, and others "
-            f"count with {option} {own if option == '--records' else own.parent}."
-        )
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if not found:
+        return
+    text = f"Your own runs in {own}: {', '.join(found)}. "
+    if own.resolve() == read.resolve():
+        text += "They were read; smoke runs prove nothing and decide no claim."
+    else:
+        text += "They are not counted here: smoke runs prove nothing, and others count with "
+        text += f"{option} {own if option == '--records' else own.parent}."
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(found: Sequence[tuple["Claim", "Finding"]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_lines=False, padding=(0, 1, 1, 1))
-    table.add_column("Claim", no_wrap=True)
-    table.add_column("Verdict", width=9)
-    table.add_column("The paper, and our records")
-    for claim, finding in found:
-        words = Text(f"“{claim.text}”\n")
-        words.append(finding.figures, style="cyan" if finding.figures else "")
-        if finding.scale:
-            words.append(f"  [{finding.scale}]", style="dim")
-        table.add_row(claim.number, Text(str(finding.verdict), style=STYLES[finding.verdict]), words)
-    return table
+    """The sentence, below it our figures."""
+    from isaac_lab.report.tables import table
+
+    rows = [
+        [claim.number, str(finding.verdict), f"“{claim.text}”\n{finding.figures}{finding.scale and f'  [{finding.scale}]'}\n"]
+        for claim, finding in found
+    ]
+    return table(["Claim", "Verdict", "The paper, and our records"], rows).terminal()
 
 
 def _counts(found: Sequence[tuple["Claim", "Finding"]]) -> str:
-    counts = Counter(str(finding.verdict) for _, finding in found)
-    return f"{len(found)} claims: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in STYLES) + "."
+    from isaac_lab.claims.evidence import Verdict
+
+    counts = Counter(finding.verdict for _, finding in found)
+    return f"{len(found)} claims: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict) + "."

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated, NoReturn, TypeAlias
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from isaac_lab.data import download, places
 from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, Parcel
 from isaac_lab.data.files import DataError, contents
+from isaac_lab.report.tables import Table, table
 
 __all__ = ["app"]
 
@@ -56,20 +55,17 @@ Folder: TypeAlias = Annotated[
 @app.command(name="list")
 def list_sets(data: Folder = None) -> None:
     """All data sets: their sizes, and where they are or how to get them."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("Data set", "Training", "Test", "Example"):
-        table.add_column(heading, justify="left" if heading == "Data set" else "right", no_wrap=True)
-    table.add_column("Where", overflow="fold")
     looked_at = _places(data)
+    rows = []
     for name, files in SETS.items():
-        table.add_row(name, *(f"{count:,}" for count in files.examples), files.example, _state(name, looked_at))
-    inside = "scikit-learn" if importlib.util.find_spec("sklearn") else r"pip install 'isaac-newton\[lab]'"
+        rows.append([name, *(f"{count:,}" for count in files.examples), files.example, _state(name, looked_at)])
+    inside = "scikit-learn" if importlib.util.find_spec("sklearn") else "pip install 'isaac-newton[lab]'"
     # The numbers stand here because importing them would import torch.
-    table.add_row("digits", "1,440", "357", "8 × 8", inside)
+    rows.append(["digits", "1,440", "357", "8 × 8", inside])
     for name, made in GENERATED.items():
-        table.add_row(name, *(f"{count:,}" for count in made.examples), made.example, "generated, for smoke runs")
+        rows.append([name, *(f"{count:,}" for count in made.examples), made.example, "generated, for smoke runs"])
     console = Console()
-    console.print(table)
+    console.print(table(("Data set", "Training", "Test", "Example", "Where"), rows, ("Data set", "Where")).terminal())
     _say(console, "Looked at, in this order:", *(f"  {place.origin}: {place.folder}" for place in looked_at))
 
 
@@ -146,8 +142,8 @@ def verify(
             _say(console, f"{each}: not found; isaac-newton data fetch {each} downloads it")
         for place, directory in found:
             _say(console, f"{each} in {directory} ({place.origin})")
-            table, problems = _verify(each, directory)
-            console.print(table)
+            shown, problems = _verify(each, directory)
+            console.print(shown.terminal())
             if problems:
                 good = False
                 _say(console, *problems, places.remedy(each, place))
@@ -157,25 +153,22 @@ def verify(
 
 def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
     """A row for each file, and a sentence for each that is not as it should be."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("File", no_wrap=True)
-    table.add_column("Bytes", justify="right", no_wrap=True)
-    table.add_column("State", no_wrap=True)
+    rows: list[list[str]] = []
     problems: list[str] = []
     for file in SETS[name].files:
         path = places.path(directory, file)
         if path is None:
-            table.add_row(file.name, "", "[bold red]missing")
+            rows.append([file.name, "", "**missing**"])
             problems.append(f"{directory / file.name} is missing, and so is {file.name}.gz")
             continue
         try:
             contents(path, file)
-            state = "[green]OK"
+            state = "OK"
         except DataError as error:
             problems.append(str(error))
-            state = "[bold red]wrong checksum" if "checksum" in str(error) else "[bold red]corrupt"
-        table.add_row(path.name, f"{path.stat().st_size:,}", state)
-    return table, problems
+            state = "**wrong checksum**" if "checksum" in str(error) else "**corrupt**"
+        rows.append([path.name, f"{path.stat().st_size:,}", state])
+    return table(("File", "Bytes", "State"), rows, ("File", "State")), problems
 
 
 def _places(data: Path | None) -> list[places.Place]:

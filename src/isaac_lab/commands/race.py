@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from isaac_lab.commands.training import DeviceChoice, Minutes, check_writable, chosen_device, deadline, goes_on, named_errors
 
 # torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
-    from isaac_lab.race.course import Course
-    from isaac_lab.race.runner import Request
+    from isaac_lab.studies.race.race import Course
+    from isaac_lab.studies.race.runner import Request
 
 __all__ = ["race"]
 
@@ -44,7 +42,7 @@ def race(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Records, tables and pictures: OUT/WORKLOAD/SCALE. Unless given: out/race; to draw only, results/race.",
+            help="Records and pictures: OUT/WORKLOAD/SCALE. Unless given: out/race; to draw only, results/race.",
             show_default=False,
         ),
     ] = None,
@@ -57,7 +55,7 @@ def race(
         bool, typer.Option(help="--no-times leaves them to a later call, when nobody else uses the device.")
     ] = True,
     minutes: Minutes = None,
-    draw_only: Annotated[bool, typer.Option("--draw-only", help="Tables and pictures again from OUT; train nothing.")] = False,
+    draw_only: Annotated[bool, typer.Option("--draw-only", help="Draw again from the records in OUT; train nothing.")] = False,
     fill: Annotated[
         list[Path] | None,
         typer.Option(
@@ -70,9 +68,12 @@ def race(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.executors import Call
-        from isaac_lab.experiments.folder import Means
-        from isaac_lab.race import headline, runner
-        from isaac_lab.race.course import COURSES, SCALES
+        from isaac_lab.record import Store
+        from isaac_lab.report import docs
+        from isaac_lab.report import race as report
+        from isaac_lab.studies.calls import Means
+        from isaac_lab.studies.race import runner
+        from isaac_lab.studies.race.race import COURSES, SCALES
         from isaac_lab.workloads import glue
     if workload == "list":
         _list(console)
@@ -96,105 +97,65 @@ def race(
         with named_errors(), goes_on(console):
             runner.check_methods(names, chosen)
             for page in fill or []:
-                headline.marks(page)
-            folders = _perform(chosen, request, console, draw_only=draw_only, alone=workload != "all")
+                docs.check(page, ("race", "races"))
+            folders = _perform(chosen, request, console, draw_only=draw_only)
+            found = [report.write(Store(folder)) for folder in folders]
             for page in fill or []:
-                headline.fill(page, out)
+                docs.fill(page, report.blocks(out, page.parent / "figures"))
     except runner.UnknownMethodError as error:
         raise typer.BadParameter(str(error), param_hint="'--methods'") from None
     except runner.RaceError as error:
         raise typer.BadParameter(str(error), param_hint="'--out'") from None
-    except headline.PageError as error:
+    except docs.DocsError as error:
         raise typer.BadParameter(str(error), param_hint="'--fill'") from None
-    for folder in folders:
-        _report(folder, console)
+    for folder, summary in zip(folders, found, strict=True):
+        _report(folder, summary, console)
     console.print(f"Done in {time.perf_counter() - started:.0f} s.", markup=False, highlight=False)
 
 
-def _perform(chosen: "Sequence[Course]", request: "Request", console: Console, *, draw_only: bool, alone: bool) -> list[Path]:
+def _perform(chosen: "Sequence[Course]", request: "Request", console: Console, *, draw_only: bool) -> list[Path]:
     from isaac_lab.progress import display
-    from isaac_lab.race import runner
+    from isaac_lab.studies.race import runner
 
-    if draw_only:
-        return _redraw(chosen, request, console, alone=alone)
-    check_writable(request.out)
-    request.means.call.check()
-    with display(console) as shown:
-        means = replace(request.means, call=replace(request.means.call, progress=shown), display=shown)
-        return runner.run(chosen, replace(request, means=means))
-
-
-def _redraw(chosen: "Sequence[Course]", request: "Request", console: Console, *, alone: bool) -> list[Path]:
-    from isaac_lab.race import runner
-
-    folders = []
-    for course in chosen:
-        try:
-            folders.append(runner.redraw(course, request))
-        except runner.RaceError as error:
-            if alone:
-                raise
-            console.print(f"Left out: {error}", markup=False, highlight=False, soft_wrap=True)
-    if not folders:
+    if not draw_only:
+        check_writable(request.out)
+        request.means.call.check()
+        with display(console) as shown:
+            means = replace(request.means, call=replace(request.means.call, progress=shown), display=shown)
+            return runner.run(chosen, replace(request, means=means))
+    if len(chosen) == 1:
+        return [runner.folder_of(chosen[0], request)]
+    folders = [request.out / course.workload / request.scale.name for course in chosen]
+    there = [folder for folder in folders if (folder / "about.json").is_file()]
+    if not there:
         raise runner.RaceError(f"there is no race of scale {request.scale.name} in {request.out}")
-    return folders
+    return there
 
 
 def _list(console: Console) -> None:
-    from isaac_lab.race.course import COURSES
-    from isaac_lab.race.entrants import entrants
+    from isaac_lab.report.tables import table
+    from isaac_lab.studies.race.race import COURSES, entrants
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("Workload", "Length of a run: smoke, quick, full", "Methods"):
-        table.add_column(heading, no_wrap=True)
-    names: dict[str, list[str]] = {}
-    for workload, course in COURSES.items():
-        lengths = ", ".join(f"{length:,}" for length in course.lengths.values())
-        methods = [entrant.name for entrant in entrants(course)]
-        table.add_row(workload, f"{lengths} {course.unit}", str(len(methods)))
-        for name in methods:
-            names.setdefault(name, []).append(workload)
-    console.print(table)
-    everywhere = [name for name, where in names.items() if len(where) == len(COURSES)]
-    console.print(f"Methods: {', '.join(everywhere)}.", markup=False, highlight=False)
-    for name, where in names.items():
-        if name not in everywhere:
-            console.print(f"{name}: {' and '.join(where)} only.", markup=False, highlight=False)
+    rows = [
+        [
+            name,
+            f"{', '.join(f'{length:,}' for length in course.lengths.values())} {course.unit}",
+            ", ".join(entrant.name for entrant in entrants(course)),
+        ]
+        for name, course in COURSES.items()
+    ]
+    console.print(table(["Workload", "Length of a run: smoke, quick, full", "Methods"], rows).terminal())
 
 
-def _report(folder: Path, console: Console) -> None:
-    from isaac_lab.race import standings, tables
-    from isaac_lab.record import Store
+def _report(folder: Path, summary: Mapping[str, Any], console: Console) -> None:
+    from isaac_lab.report import race as report
 
-    summary = standings.summarize(Store(folder))
-    console.print(f"\n{summary['title']}, scale {summary['scale']}", markup=False, highlight=False, style="bold")
-    console.print(_table(summary))
+    console.print()
+    ran = [method for method in summary["methods"] if method["n"]]
+    console.print(report.table({**summary, "methods": ran}).terminal())
     for method in summary["methods"]:
         if not method["n"]:
             console.print(f"{method['label']} did not run: {method['reason']}.", markup=False, highlight=False)
-    console.print(tables.caption(summary), markup=False, highlight=False, style="dim")
-    for name, place in {
-        "Picture": f"{folder / 'figure.png'}, .svg",
-        "Table": folder / "table.md",
-        "Numbers": folder / "numbers.csv",
-        "Records": folder / "trials.jsonl",
-    }.items():
-        console.print(f"{name}: {place}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _table(summary: Mapping[str, Any]) -> Table:
-    """Two lines for each method: what it reached, and below how far its seeds differ."""
-    from isaac_lab.race import tables
-
-    target = (
-        "no target" if summary["target"] is None else f"the target, {summary['quantity_title'].lower()} {summary['target']:.3g}"
-    )
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0), show_edge=False, title=f"To {target}", title_justify="left")
-    for number, heading in enumerate(tables.short_headings(summary)):
-        if number:
-            table.add_column(heading, justify="right", no_wrap=True)
-        else:
-            table.add_column(heading, min_width=16)
-    for method, cells in tables.stacked(summary):
-        table.add_row(*cells, style="bold" if method["ours"] else "")
-    return table
+    console.print(" ".join(report.rules(summary)), markup=False, highlight=False, style="dim")
+    for place in (f"Picture: {folder}/figure.png, .svg", f"Numbers: {folder}/numbers.csv", f"Records: {folder}/trials.jsonl"):
+        console.print(place, markup=False, highlight=False, soft_wrap=True)

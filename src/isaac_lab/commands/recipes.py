@@ -56,10 +56,10 @@ def recipes(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.executors import Call
-        from isaac_lab.experiments.folder import Means
         from isaac_lab.progress import display
+        from isaac_lab.report import recipes as report
         from isaac_lab.report.docs import DocsError
-        from isaac_lab.studies import recipe_page
+        from isaac_lab.studies.calls import Means
         from isaac_lab.studies.recipes import RecipeError, Request, chosen, run
         from isaac_lab.workloads import glue
     names = tuple(name.strip() for name in recipes.split(",") if name.strip())
@@ -85,15 +85,15 @@ def recipes(
                 with display(console) as shown:
                     means = Means(replace(call, progress=shown), display=shown)
                     run(Request(out, scale.value, names, means))
-            found = recipe_page.write(request.store, scale.value)
+            found = report.write(request.store, scale.value)
             for page in fill or []:
-                recipe_page.fill(page, out)
+                report.fill(page, out)
     except RecipeError as error:
         raise typer.BadParameter(str(error), param_hint="'--out'") from None
     except DocsError as error:
         raise typer.BadParameter(str(error), param_hint="'--fill'") from None
-    console.print(recipe_page.brief(found).terminal())
-    console.print(recipe_page.summed_up(found), markup=False, highlight=False)
+    console.print(report.brief(found).terminal())
+    console.print(report.summed_up(found), markup=False, highlight=False)
     folder = request.store.folder
     for name, file in {"Picture": "figure.png", "Tables": "table.md", "Records": "trials.jsonl"}.items():
         console.print(f"{name}: {folder / file}", markup=False, highlight=False, soft_wrap=True)

@@ -8,23 +8,24 @@ import typer
 from rich.console import Console
 
 from isaac_lab.commands.claims import say_own_runs
-from isaac_lab.commands.training import check_writable, named_errors
+from isaac_lab.commands.training import check_writable, named_errors, place
 
 __all__ = ["report"]
 
 
 def report(
     out: Annotated[Path, typer.Option(help="The page; one file that needs no network.")] = Path("out/report.html"),
-    results: Annotated[Path, typer.Option(help="Folder with the records: bench, race, reproduce.")] = Path("results"),
-    compatibility: Annotated[Path, typer.Option(help="The page that python tests/compatibility.py wrote.")] = Path(
-        "docs/compatibility.md"
-    ),
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Folder with records: bench, race, reproduce. Unless given: results, or out.", show_default=False),
+    ] = None,
 ) -> None:
-    """Make one HTML page of all records: the race, heat maps, curves, costs, claims, compatibility."""
+    """Make one HTML page of all records: the race, heat maps, curves, costs, claims."""
     started = time.perf_counter()
-    if not results.is_dir():
+    read = place(results)
+    if not read.is_dir():
         raise typer.BadParameter(
-            f"there is no folder {str(results)!r}; run this in a checkout, or name the folder with bench, race and reproduce",
+            f"there is no folder {str(read)!r}; run this in a checkout, or name the folder with bench, race and reproduce",
             param_hint="'--results'",
         )
     if out.is_dir():
@@ -33,14 +34,14 @@ def report(
         )
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.page.build import PageError, build, check_installed
         from isaac_lab.records import StoreError, write_whole
+        from isaac_lab.report.page import PageError, build, check_installed
         from isaac_lab.trial import TrialError
     try:
         check_installed()
         check_writable(out.parent)
         with console.status("Reading the records …"):
-            text = build(results, compatibility)
+            text = build(read)
     except PageError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(code=2) from None
@@ -48,7 +49,7 @@ def report(
         raise typer.BadParameter(str(error), param_hint="'--results'") from None
     with named_errors():
         write_whole(out, text)
-    say_own_runs(console, results / "reproduce", "--results")
+    say_own_runs(console, read / "reproduce", "--results")
     size = out.stat().st_size / 1e6
     console.print(
         f"Page: {out} ({size:.1f} MB, {time.perf_counter() - started:.0f} s)", markup=False, highlight=False, soft_wrap=True

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -18,10 +17,10 @@ from isaac_lab.commands.training import DeviceChoice, Minutes, check_writable, c
 
 # torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
-    from isaac_lab.experiments.folder import View
-    from isaac_lab.experiments.recipe import Experiment, Outcome
-    from isaac_lab.experiments.runner import Request
     from isaac_lab.record import Record
+    from isaac_lab.studies.paper.folder import View
+    from isaac_lab.studies.paper.recipe import Experiment, Outcome
+    from isaac_lab.studies.paper.runner import Request
 
 __all__ = ["reproduce"]
 
@@ -82,9 +81,9 @@ def reproduce(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.executors import Call
-        from isaac_lab.experiments import EXPERIMENTS
-        from isaac_lab.experiments.folder import Means
-        from isaac_lab.experiments.runner import Request
+        from isaac_lab.studies.calls import Means
+        from isaac_lab.studies.paper import EXPERIMENTS
+        from isaac_lab.studies.paper.runner import Request
     if id == "list":
         console.print(_list(EXPERIMENTS.values()))
         return
@@ -129,8 +128,9 @@ def reproduce(
 
 
 def _perform(experiment: "Experiment", request: "Request", console: Console, *, draw_only: bool) -> None:
-    from isaac_lab.experiments import runner
     from isaac_lab.progress import display
+    from isaac_lab.report import paper
+    from isaac_lab.studies.paper import runner
 
     started = time.perf_counter()
     call = request.means.call
@@ -138,12 +138,13 @@ def _perform(experiment: "Experiment", request: "Request", console: Console, *, 
     try:
         with named_errors(), goes_on(console):
             if draw_only:
-                view = runner.draw(experiment, request)
+                view = runner.known(experiment, request)
             else:
                 call.check()
                 with display(console) as shown:
                     means = replace(request.means, call=replace(call, progress=shown), display=shown)
                     view = runner.run(experiment, replace(request, means=means))
+            paper.write(view)
     except runner.NothingToDrawError as error:
         raise typer.BadParameter(str(error), param_hint="'--out'") from None
     except runner.UnknownPanelError as error:
@@ -164,16 +165,15 @@ def _command(experiment: "Experiment", request: "Request") -> str:
 
 
 def _list(experiments: Iterable["Experiment"]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("ID", "In the paper", "What it shows"):
-        table.add_column(heading, no_wrap=heading != "What it shows")
-    for experiment in experiments:
-        table.add_row(experiment.id, experiment.name, experiment.shows)
-    return table
+    from isaac_lab.report.tables import table
+
+    rows = [[experiment.id, experiment.name, experiment.shows] for experiment in experiments]
+    return table(["ID", "In the paper", "What it shows"], rows).terminal()
 
 
 def _report(view: "View", console: Console, *, seconds: float) -> None:
-    from isaac_lab.experiments.words import setting
+    from isaac_lab.report import paper
+    from isaac_lab.report.views import setting
 
     console.print(f"\n{view.experiment.name}: {view.experiment.shows}", markup=False, highlight=False)
     if view.outcomes:
@@ -181,26 +181,14 @@ def _report(view: "View", console: Console, *, seconds: float) -> None:
         console.print(_table(view))
         for line in _times(view):
             console.print(line, markup=False, highlight=False)
-    headings, rows = view.experiment.table(view)
-    if rows:
-        console.print(_plain_table(headings, rows))
-    homes = view.about or [view.experiment.id]
-    records = sorted({str(view.directory.parent.parent / home / view.scale.name / "trials.jsonl") for home in homes})
-    places = {"Figure": f"{view.directory / 'figure.png'}, .svg", "Numbers": view.directory / "numbers.csv"}
-    for name, place in places.items():
-        console.print(f"{name}: {place}", markup=False, highlight=False, soft_wrap=True)
-    for place in records:
-        console.print(f"Records: {place}", markup=False, highlight=False, soft_wrap=True)
+    elif (table := paper.table(view)) is not None:
+        console.print(table.terminal())
+    places = [f"Figure: {view.directory / 'figure.png'}, .svg"]
+    places += [f"Numbers: {path}" for path in [view.directory / "numbers.csv"] if path.exists()]
+    places += [f"Records: {store.path}" for store in paper.stores(view)]
+    for place in places:
+        console.print(place, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Done in {seconds:.0f} s.\n", markup=False, highlight=False)
-
-
-def _plain_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=number == 0)
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _times(view: "View") -> list[str]:
@@ -216,25 +204,19 @@ def _times(view: "View") -> list[str]:
 
 
 def _table(view: "View") -> Table:
-    """The best run of each group: where it ended, its learning rate, and the seconds of its training steps."""
+    """The best run of each group: where it ended, its learning rate, and how many diverged."""
+    from isaac_lab.report.tables import Row
+    from isaac_lab.report.tables import Table as Shown
+
     with_accuracy = any(r.points and r.points[-1].get("test_accuracy") is not None for o in view.outcomes for r in o.all())
-    table = Table(
-        box=box.SIMPLE_HEAD, caption="The run of each group with the lowest final training loss. Rate: chosen by short runs."
-    )
-    table.add_column("Panel", no_wrap=True)
-    table.add_column("Group", no_wrap=True)
-    headings = ["Rate", "λ_a", "λ_g", "Train\nloss", *(["Test\nacc."] if with_accuracy else []), "Diverged"]
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for outcome in view.outcomes:
-        for name in outcome.records:
-            table.add_row(outcome.panel.name, name, *_row(outcome, name, with_accuracy))
-        table.add_section()
-    return table
+    columns = ("Panel", "Group", "Rate", "λ_a", "λ_g", "Train\nloss", *(["Test\nacc."] if with_accuracy else []), "Diverged")
+    rows = tuple(Row((o.panel.name, name, *_row(o, name, with_accuracy))) for o in view.outcomes for name in o.records)
+    note = "The run of each group with the lowest final training loss. Rate: chosen by short runs."
+    return Shown("", columns, rows, frozenset({0, 1}), note).terminal()
 
 
 def _row(outcome: "Outcome", name: str, with_accuracy: bool) -> list[str]:
-    from isaac_lab.experiments.recipe import final_loss
+    from isaac_lab.studies.paper.recipe import final_loss
 
     records, rate = outcome.records[name], outcome.rates[name]
     if not records or rate is None:

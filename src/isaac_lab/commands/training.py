@@ -13,7 +13,18 @@ from typing import Annotated, TypeAlias
 import typer
 from rich.console import Console
 
-__all__ = ["STOPPED", "DeviceChoice", "Minutes", "check_writable", "chosen_device", "deadline", "goes_on", "named_errors"]
+__all__ = [
+    "STOPPED",
+    "DeviceChoice",
+    "Minutes",
+    "at_least_one",
+    "check_writable",
+    "chosen_device",
+    "deadline",
+    "goes_on",
+    "named_errors",
+    "place",
+]
 
 #: Exit codes: time was up; Ctrl-C; SIGTERM.
 STOPPED, INTERRUPTED, TERMINATED = 3, 130, 143
@@ -36,6 +47,13 @@ class _TerminatedError(BaseException):
     """SIGTERM."""
 
 
+def at_least_one(value: int) -> int:
+    """Refuse what is not positive."""
+    if value < 1:
+        raise typer.BadParameter(f"must be at least 1, got {value}")
+    return value
+
+
 def deadline(minutes: float | None) -> float | None:
     """When to stop, by `time.time`."""
     if minutes is None:
@@ -53,6 +71,12 @@ def chosen_device(device: DeviceChoice | None, *, needed: bool) -> str:
     if needed and device is DeviceChoice.CUDA and not there:
         raise typer.BadParameter("this machine has no CUDA device that torch can use; use cpu", param_hint="'--device'")
     return device.value if device else "cuda" if there else "cpu"
+
+
+def place(given: Path | None, name: str = "") -> Path:
+    """Where records are read: the folder that was named, else that of the checkout, else where commands write to."""
+    committed = Path("results") / name
+    return given or (committed if committed.is_dir() else Path("out") / name)
 
 
 def check_writable(directory: Path, *, option: str = "--out") -> None:

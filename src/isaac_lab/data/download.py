@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import http.client
 import io
-import os
 import tarfile
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from isaac_lab.data import places
 from isaac_lab.data.catalogue import FileSet, Parcel
 from isaac_lab.data.files import DataError, File, check, contents, unpack
+from isaac_lab.records import write_whole
 
 __all__ = ["addresses", "fetch"]
 
@@ -59,9 +59,9 @@ def fetch(
             continue
         for file in wanted:
             if parcel.form == "gzip":
-                _write(directory / parcel.name, parts[0])
+                write_whole(directory / parcel.name, parts[0])
             else:
-                _write(directory / file.name, found[file.name])
+                write_whole(directory / file.name, found[file.name])
                 # It would be read first, and it is not the right one.
                 (directory / f"{file.name}.gz").unlink(missing_ok=True)
         return source
@@ -149,16 +149,3 @@ def _mrpc(corpus: bytes, held_out: bytes, source: str) -> dict[str, bytes]:
     for row in filter(None, rows):
         split["dev.tsv" if tuple(row.split("\t")[1:3]) in ids else "train.tsv"].append(row)
     return {name: ("\n".join(lines) + "\n").encode() for name, lines in split.items()}
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with partial.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -18,6 +18,8 @@ DIGITS = "digits"
 NAMES = (*IDX, DIGITS)
 CLASSES = 10
 BRIGHTEST = 255
+#: Digits that are trained on: 24 full batches of 60, so that every step of an epoch sees equally many. Their inks are 0 to 16.
+TRAINING_DIGITS, DARKEST = 1440, 16
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,18 @@ def decode(content: bytes) -> UInt8[Tensor, "..."]:
 
 
 def _digits() -> Dataset:
+    """1440 images to train on and 357 to test on, each class in proportion; the same split every time."""
     try:
-        from isaac_lab.data import digits
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "sklearn":
             raise
         raise DataError("the digits come with scikit-learn, which is not installed: pip install 'isaac-newton[lab]'") from None
-    data = digits.load()
-    tensors = (data.train_images, data.train_labels, data.test_images, data.test_labels)
+    images, labels = load_digits(return_X_y=True)
+    split = train_test_split(images / DARKEST, labels, train_size=TRAINING_DIGITS, stratify=labels, random_state=0)
+    train, test = (torch.as_tensor(part, dtype=torch.float32) for part in split[:2])
+    train_labels, test_labels = map(torch.as_tensor, split[2:])
+    tensors = (train, train_labels, test, test_labels)
     checksum = md5(b"".join(tensor.numpy().tobytes() for tensor in tensors))
-    return Dataset(DIGITS, *tensors, classes=digits.CLASSES, checksum=checksum)
+    return Dataset(DIGITS, *tensors, classes=CLASSES, checksum=checksum)

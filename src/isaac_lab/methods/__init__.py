@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import isaac_newton as isaac
 from isaac_lab import method
-from isaac_lab.bench.formula import attach_formula
 from isaac_lab.method import UnableError
 from isaac_lab.methods.kfac import Kfac
 from isaac_lab.methods.optimizers import optimizers
@@ -44,9 +43,7 @@ class Prepared:
         self._zeta = how == "isaac" and "output_damping" in dict(trial.settings)
         self.draws = (self._zeta or trial.method == "kfac") and trial.get("curvature", "sampled") == "sampled"
         layers = _layers(trial, workload)
-        if how == "formula":
-            attach_formula(model, trial.damping)
-        elif how == "line":
+        if how == "line":
             # Not `_handle`: whoever adds one line sets no mask.
             self.stateful = [isaac.attach(model)]
         elif how == "isaac":
@@ -130,13 +127,10 @@ def prepare(trial: Trial, workload: Workload, model: nn.Module) -> Prepared:
 
 def unable(trial: Trial, workload: Workload) -> str:
     """Why this method cannot train this workload, or ""."""
-    _, how = method.find(trial.method)
     if reason := method.missing(trial):
         return reason
     if not workload.flat and (trial.method == "kfac" or "output_damping" in dict(trial.settings)):
         return "K-FAC and ζ are here for networks of linear layers with one row per example only"
-    if how == "formula" and not workload.flat:
-        return "the printed formula is for linear layers with one row per example only"
     return ""
 
 

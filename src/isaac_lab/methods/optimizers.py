@@ -16,7 +16,7 @@ from isaac_lab.workload import Workload
 __all__ = ["EVERY", "MOMENTUM", "StackedAdam", "StackedSGD", "optimizers", "stacked"]
 
 MOMENTUM = 0.9
-#: Steps between two new preconditioners of SOAP, Shampoo and SINGD: what their authors use to make them affordable.
+#: Steps between two new preconditioners of SOAP: what its authors use to make them affordable.
 EVERY = 10
 
 
@@ -34,13 +34,8 @@ def optimizers(trial: Trial, workload: Workload, model: nn.Module) -> tuple[torc
         return (_adamw(trial, model, decay),)
     if name == "muon":
         return _muon(trial, workload, model, decay)
-    if name == "singd":
-        return (_singd(trial, workload, model, decay),)
     library = importlib.import_module("pytorch_optimizer")
-    if name == "soap":
-        return (library.SOAP(model.parameters(), lr=rate, weight_decay=decay, precondition_frequency=EVERY),)
-    options = {"lr": rate, "weight_decay": decay, "preconditioning_compute_steps": EVERY}
-    return (library.ScalableShampoo(model.parameters(), **options),)
+    return (library.SOAP(model.parameters(), lr=rate, weight_decay=decay, precondition_frequency=EVERY),)
 
 
 def _adamw(trial: Trial, model: nn.Module, decay: float) -> torch.optim.AdamW:
@@ -70,23 +65,6 @@ def _muon(trial: Trial, workload: Workload, model: nn.Module, decay: float) -> t
     rest = [parameter for parameter in model.parameters() if parameter not in ours]
     second = float(trial.get("second_rate", 0.001))
     return Muon(hidden, lr=trial.learning_rate, weight_decay=decay), _decoupled(rest, second, decay)
-
-
-def _singd(trial: Trial, workload: Workload, model: nn.Module, decay: float) -> torch.optim.Optimizer:
-    library = importlib.import_module("singd.optim.optimizer")
-    made: torch.optim.Optimizer = library.SINGD(
-        model,
-        lr=trial.learning_rate,
-        momentum=MOMENTUM,
-        damping=trial.damping,
-        weight_decay=decay,
-        T=EVERY,
-        loss_average=workload.averaged,
-        # Without, its factors ran away on all settings that were tried; its authors advise it for that.
-        normalize_lr_cov=True,
-        warn_unsupported=False,
-    )
-    return made
 
 
 def stacked(name: str, ensemble: isaac.Ensemble, rates: Sequence[float]) -> torch.optim.Optimizer:

@@ -1,18 +1,26 @@
 """Benchmark records as tables: rows for the terminal, and the Markdown page, in which every figure names its record."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from isaac_lab.bench import figure
+import rich.table
+from rich.console import Console
+
 from isaac_lab.bench.published import PAPER, paper_ratio
+from isaac_lab.bench.runs import file_stem
 from isaac_lab.bench.standing import standings
 from isaac_lab.bench.steps import BASELINE
-from isaac_lab.charts.draw import draw
-from isaac_lab.report.tables import table
+from isaac_lab.charts import lines
+from isaac_lab.charts.draw import draw, pictures
+from isaac_lab.charts.figure import Chart, Figure, Look, Method, look
+from isaac_lab.charts.lines import Axis, Line
+from isaac_lab.records import write, write_whole
+from isaac_lab.report.tables import Row, Table, table
 
-__all__ = ["CAPTION", "LEFT", "blocks", "markdown", "rows"]
+__all__ = ["CAPTION", "LEFT", "bars", "blocks", "markdown", "rows", "scaling_curves", "show"]
 
 Record = dict[str, Any]
 
@@ -21,7 +29,7 @@ NAMES = {
     "paper": "ζ* as printed",
     "zeta_star": "ζ*",
     "zeta": "ζ",
-    "kfac": "K-FAC, BackPACK",
+    "kfac": "K-FAC",
     "zeta_star reduce": "ζ*, reduce",
     "zeta_star expand": "ζ*, expand",
     "zeta_star last layer": "ζ*, last layer only",
@@ -45,7 +53,7 @@ def blocks(records: Mapping[str, Record], figures: Path) -> dict[str, Callable[[
         records: By file name, oldest first.
         figures: Directory for the pictures, beside the page.
     """
-    return {"bars": lambda: _bars(records)} | {kind: partial(_records, kind, records, figures) for kind in KINDS}
+    return {"bars": lambda: bars(records).markdown()} | {kind: partial(_records, kind, records, figures) for kind in KINDS}
 
 
 def _records(kind: str, records: Mapping[str, Record], figures: Path) -> str:
@@ -55,7 +63,7 @@ def _records(kind: str, records: Mapping[str, Record], figures: Path) -> str:
             parts.append(f"### {_mode(record)}\n")
             if kind == "scaling":
                 picture = figures / f"bench-{Path(name).stem}.svg"
-                draw(figure.figure(record), picture)
+                draw(scaling_curves(record), picture)
                 parts.append(f"![Cost of ζ* by batch size and width]({figures.name}/{picture.name})\n")
             parts.append(markdown(name, record))
     return "\n".join(parts) or "Not measured yet."
@@ -83,12 +91,18 @@ def rows(record: Record, *, compact: bool = False) -> tuple[list[str], list[list
     body = []
     for case in cases:
         for method in case["methods"]:
-            cells = [case["title"], NAMES.get(method["name"], method["name"]), *_times(method, compact=compact)]
+            cells = [case["title"], _name(method["name"], record), *_times(method, compact=compact)]
             if published:
                 cells.append(_ratio(paper_ratio(case["name"], method["name"], record["mode"].split("-")[0])))
             cells += _memory(case, method) if with_memory else []
             body.append(cells)
     return headings, body
+
+
+def _name(method: str, record: Record) -> str:
+    # Records from before K-FAC had factors of its own.
+    old = method == "kfac" and "backpack-for-pytorch" in record["versions"]
+    return "K-FAC, BackPACK" if old else NAMES.get(method, method)
 
 
 def _point(case: Record, compact: bool) -> list[str]:
@@ -137,18 +151,20 @@ def _ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def _bars(records: Mapping[str, Record]) -> str:
+def bars(records: Mapping[str, Record]) -> Table:
     """Every bar, what was measured, and whether it is reached; from the newest record that has the figure."""
-    body: list[list[str]] = []
+    rows = []
     for bar, case, limit, value, name in standings(records):
         unit = {"ratio": "", "memory": " %", "ms": " ms"}[bar.quantity]
-        row = [bar.title, case, f"≤ {limit:g}{unit}"]
+        cells = [bar.title, case, f"≤ {limit:g}{unit}"]
         if value is None:
-            body.append([*row, "–", "not measured", ""])
+            rows.append(Row((*cells, "–", "not measured", "")))
             continue
-        verdict = "reached" if value <= limit else f"**missed by {value - limit:.3f}{unit}**"
-        body.append([*row, f"{value:.3f}{unit}", verdict, f"`{name}`"])
-    return _table(["What", "Model", "Bar", "Measured", "Verdict", "Record"], body)
+        reached = value <= limit
+        verdict = "reached" if reached else f"**missed by {value - limit:.3f}{unit}**"
+        rows.append(Row((*cells, f"{value:.3f}{unit}", verdict, f"`{name}`"), marks={4: "good" if reached else "bad"}))
+    columns = ("What", "Model", "Bar", "Measured", "Verdict", "Record")
+    return Table("Bars, reached and missed", columns, tuple(rows), frozenset({0, 1, 4, 5}))
 
 
 def _method(case: Record, name: str) -> Record | None:
@@ -175,3 +191,64 @@ def _source(name: str, record: Record) -> str:
 
 def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return table(headings, body, LEFT).markdown()
+
+
+CURVES = (Method("measured, with quartiles", look("zeta_star"), ours=True), Method("multiply-adds", Look("grey", (6, 4))))
+SCALED = {"batch": "By batch size, at width {}", "width": "By width, at batch size {}"}
+RATIO = Axis("ratio", "Time of a ζ* step over that of a plain one", ".3~g")
+
+
+def scaling_curves(record: dict[str, Any]) -> Figure:
+    """A chart by batch size and one by width."""
+    charts = []
+    for curve in SCALED:
+        cases = [case for case in record["cases"] if case["curve"] == curve and "ratio" in _star(case)]
+        charts += [_chart(curve, cases)] if cases else []
+    machine = record["machine"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
+    title = f"What ζ* costs, three linear layers, {where} ({record['mode']})"
+    size = lines.axes([Axis("size", "Batch size or width", ",d", logarithmic=True)])
+    controls = (size, lines.scales(logarithmic_first=False), lines.quantities([RATIO]))
+    return Figure("figure-scaling", tuple(charts), title, "1 is the plain step.", controls, CURVES)
+
+
+def _star(case: dict[str, Any]) -> dict[str, Any]:
+    return next((method for method in case["methods"] if method["name"] == "zeta_star"), {})
+
+
+def _chart(curve: str, cases: list[dict[str, Any]]) -> Chart:
+    sizes, ratios = [case[curve] for case in cases], [_star(case)["ratio"] for case in cases]
+    measured = {"size": sizes, "ratio": [ratio["median"] for ratio in ratios]}
+    measured |= {f"ratio_{end}": [ratio[end] for ratio in ratios] for end in ("low", "high")}
+    drawn = [
+        Line(CURVES[0].label, "median", measured, over_seeds=True),
+        Line(CURVES[1].label, "counted", {"size": sizes, "ratio": [case["theory"] for case in cases]}, over_seeds=True),
+    ]
+    title = SCALED[curve].format(cases[0]["width" if curve == "batch" else "batch"])
+    alt = f"{title}: ratios of {min(measured['ratio']):.2f} to {max(measured['ratio']):.2f}."
+    return lines.chart(f"scaling-{curve}", title, alt, drawn, CURVES, [Axis("size", "Size", ",d"), RATIO])
+
+
+def show(record: Record, out: Path, console: Console) -> None:
+    """Write a record as soon as it is there, as JSON and as Markdown, and print its tables."""
+    path = out / f"{file_stem(record)}.json"
+    write(path, record)
+    write_whole(path.with_suffix(".md"), markdown(path.name, record))
+    headings, body = rows(record, compact=True)
+    if record["kind"] == "scaling":
+        pictures(scaling_curves(record), path)
+        console.print(_terminal(f"scaling, {record['mode']}", headings, body))
+    else:
+        for title, own in itertools.groupby(body, key=lambda row: row[0]):
+            console.print(_terminal(f"{title}, {record['mode']}", headings[1:], [row[1:] for row in own]))
+    console.print(CAPTION)
+    if record.get("left_out"):
+        console.print(f"Left out (--budget): {'; '.join(record['left_out'])}.")
+    console.print(f"Record: {path}\n", markup=False, soft_wrap=True)
+
+
+def _terminal(title: str, headings: Sequence[str], body: Sequence[Sequence[str]]) -> rich.table.Table:
+    # The terminal has 80 columns: what the paper's memory was is in the Markdown file.
+    shown = [number for number, heading in enumerate(headings) if heading != "Paper MB"]
+    kept = [[row[number] for number in shown] for row in body]
+    return table([headings[number] for number in shown], kept, LEFT, title).terminal()

@@ -3,12 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isaac_lab.bench.published import BARS, PAPER, paper_ratio
+from isaac_lab.bench.published import BARS, DAMPING, PAPER, paper_ratio
+from isaac_lab.bench.standing import standings
 from isaac_lab.bench.steps import BASELINE
 from isaac_lab.charts import dots
 from isaac_lab.charts.figure import Chart, Figure, Method, identifier, look
+from isaac_lab.report import parts
+from isaac_lab.report.benchmarks import LEFT, bars, rows
+from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Row, Section, Source, Table
 
-__all__ = ["METHODS", "MODES", "both", "figure", "points", "title"]
+__all__ = ["both", "figure", "section"]
 
 Record = dict[str, Any]
 
@@ -113,3 +117,74 @@ def published(record: Record, model: str, method: str, quantity: str) -> float |
         return paper_ratio(model, method, record["mode"].split("-")[0])
     own = PAPER["zeta_star" if method == "paper" else method].get(model)
     return own.megabytes / PAPER[BASELINE][model].megabytes if own and model in PAPER[BASELINE] else None
+
+
+def section(records: Mapping[str, Record], directory: str) -> Section:
+    """Charts and tables of every record of Table 2, and the bars."""
+    chosen = {name: record for name, record in records.items() if record.get("kind") == "table2"}
+    order = list(MODES)
+    named = sorted(chosen.items(), key=lambda item: order.index(item[1]["mode"]) if item[1]["mode"] in order else len(order))
+    blocks: list[Block] = []
+    if not named:
+        blocks.append(Missing("Table 2", "isaac-newton bench table2"))
+    else:
+        for quantity, name_of in (("time", "Time of a step"), ("memory", "Peak memory of a step")):
+            blocks.append(Heading(identifier("costs", quantity), name_of))
+            blocks.append(parts.Figure(figure(dict(named), quantity), small=True))
+            blocks.append(_compared([record for _, record in named], quantity))
+        blocks.append(Heading("costs-numbers", "All numbers, record by record"))
+        for name, record in named:
+            headings, body = rows(record)
+            table = tuple(Row(tuple(cell or "–" for cell in cells), cells[1] == METHODS["zeta_star"]) for cells in body)
+            words = frozenset(place for place, heading in enumerate(headings) if heading in LEFT)
+            blocks.append(Table(title(record), tuple(headings), table, words, folded=True))
+            blocks.append(Source.of([f"{directory}/{name}"], [record]))
+    blocks += _bars(records, directory)
+    lead = (
+        "What a training step costs over the plain gradient step, at the paper's batch of 60, beside the paper's own Table 2. "
+        "1 × is as fast as the plain step. A step is zero_grad, forward, backward and SGD. The methods take turns in one "
+        "process."
+    )
+    return Section("costs", "What a step costs: Table 2", lead, tuple(blocks))
+
+
+def _compared(records: list[Record], quantity: str) -> Table:
+    """A line for each method and mode: ours, and the paper's in parentheses."""
+    models: dict[str, str] = {}
+    lines = []
+    for record in records:
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for point in points(record, quantity):
+            models[point["model"]] = point["model"]
+            found.setdefault(point["method"], {})[point["model"]] = point
+        lines += [(title(record), method, own) for method, own in found.items()]
+    table = []
+    for where, method, own in lines:
+        cells = [where, method]
+        marks: dict[int, str] = {}
+        for model in models:
+            point = own.get(model, {})
+            ratio, paper, limit = (point.get(key) for key in ("value", "paper", "limit"))
+            missed = ratio is not None and limit is not None and ratio > limit
+            marks |= {len(cells): "bad"} if missed else {}
+            text = ("–" if ratio is None else f"{ratio:.2f}") + (" (–)" if paper is None else f" ({paper:.2f})")
+            cells.append(text + (" †" if missed else ""))
+        table.append(Row(tuple(cells), method == METHODS["zeta_star"], marks=marks))
+    what = "Time" if quantity == "time" else "Peak memory"
+    note = (
+        "Times the plain gradient step. In parentheses: the same ratio in the paper's table, on its machines. †: above the bar "
+        "set beforehand."
+    )
+    return Table(f"{what} of a step: ours (the paper's)", ("Where", "Method", *models), tuple(table), frozenset({0, 1}), note)
+
+
+def _bars(records: Mapping[str, Record], directory: str) -> list[Block]:
+    found = standings(records)
+    measured = [(value, limit) for _, _, limit, value, _ in found if value is not None]
+    text = (
+        f"Bars are what this project set itself as the most a step may cost, all at λ = {DAMPING:g}. Of {len(measured)} that "
+        f"were measured, {sum(value > limit for value, limit in measured)} are missed."
+    )
+    names = dict.fromkeys(name for *_, name in found if name)
+    source = [Source.of((f"{directory}/{name}" for name in names), (records[name] for name in names))] if names else []
+    return [Heading("bars", "The bars"), Paragraph(text), bars(records), *source]

@@ -4,12 +4,12 @@ A block is everything between `<!-- name -->` and `<!-- /name -->`, each on a li
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from isaac_lab.records import write_whole
 
-__all__ = ["DocsError", "blocks", "fill", "filled"]
+__all__ = ["DocsError", "blocks", "check", "fill", "filled"]
 
 
 class DocsError(Exception):
@@ -40,15 +40,25 @@ def filled(text: str, made: Mapping[str, Callable[[], str]], page: str = "the pa
     Raises:
         DocsError: It has none of them.
     """
-    here = [name for name in blocks(text, page) if name in made]
-    if not here:
-        wanted = next(iter(made))
-        raise DocsError(f"{page} has no <!-- {wanted} --> … <!-- /{wanted} --> to be filled in")
-    for name in here:
+    for name in _named(text, made, page):
         before, begin, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- /{name} -->")
         text = f"{before}{begin}{made[name]().rstrip()}\n{end}{after}"
     return text
+
+
+def check(page: Path, names: Iterable[str]) -> None:
+    """Learn before the work, and not after it, that a page has none of these blocks."""
+    _named(page.read_text(encoding="utf-8"), names, str(page))
+
+
+def _named(text: str, names: Iterable[str], page: str) -> list[str]:
+    known = list(names)
+    here = [name for name in blocks(text, page) if name in known]
+    if not here:
+        wanted = next(iter(known), "block")
+        raise DocsError(f"{page} has no <!-- {wanted} --> … <!-- /{wanted} --> to be filled in")
+    return here
 
 
 def fill(page: Path, made: Mapping[str, Callable[[], str]]) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 from isaac_lab.charts.draw import draw
 from isaac_lab.claims import Claim
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict
-from isaac_lab.experiments import EXPERIMENTS
-from isaac_lab.experiments.folder import View
-from isaac_lab.experiments.recipe import Experiment, Outcome
-from isaac_lab.experiments.words import data_of, setting
+from isaac_lab.report import paper
 from isaac_lab.report.tables import table
+from isaac_lab.report.views import calls_of, data_of, setting
+from isaac_lab.studies.paper import EXPERIMENTS
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Experiment, Outcome
 
 __all__ = ["blocks"]
 
@@ -80,7 +81,7 @@ def _has_figure(view: View) -> bool:
 
 def _figure(view: View, pictures: Path) -> str:
     name = f"{view.experiment.id}-{view.scale.name}.svg"
-    draw(view.experiment.figure(view), pictures / name)
+    draw(paper.figure(view), pictures / name)
     text = f"![{view.experiment.name}, scale {view.scale.name}]({pictures.name}/{name})\n\n"
     if not view.outcomes:
         return text + _trials(view)
@@ -92,19 +93,20 @@ def _figure(view: View, pictures: Path) -> str:
 
 def _trials(view: View) -> str:
     """Of an experiment without panels: the table of its trials, or where else its numbers come from."""
-    headings, rows = view.experiment.table(view)
-    if not rows:
+    found = paper.table(view)
+    if found is None:
         return "From the records of the [benchmarks](benchmarks.md), which name their commands.\n"
-    about = view.experiment.summary(view) if view.experiment.summary else {}
+    about: Mapping[str, Any] = paper.summary(view)
     on = about["machine"].get("gpu") or about["machine"].get("cpu") or "?"
-    shown = table(headings, [[_escape(cell) for cell in row] for row in rows]).markdown()
+    rows = [[_escape(cell) for cell in row.cells] for row in found.rows]
     notes = "".join(f"{_bullet(note)}\n" for note in about["notes"])
+    shown = table(found.columns, rows).markdown()
     return f"{shown}\n{notes}\n{on}, scale “{view.scale.name}”: `{about['command']}`\n"
 
 
 def _call(view: View, outcome: Outcome) -> list[str]:
     panel, data = outcome.panel.name, data_of(outcome.all())
-    calls: list[Mapping[str, Any]] = [c for c in view.about[outcome.panel.home].get("calls", ()) if c.get("panel") == panel]
+    calls = calls_of(view, outcome)
     if not calls:
         return []
     on = dict.fromkeys(call["machine"].get("gpu") or call["machine"]["cpu"] or "?" for call in calls)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from isaac_lab.report.tables import Table, table
@@ -30,14 +31,8 @@ COMPARED = (
 )
 COSTS = ("Communication", "Bytes sent", "GB", "Memory")
 TOKENS = (4096, 8192, 16384, 32768, 65536)
-KINDS = {
-    "flops": "Floating-point operations that ζ* adds",
-    "traffic": "Bytes that its operators read and write",
-    "memory": "Memory",
-    "communication": "Communication",
-    "time": "Time on a CPU",
-    "device": "Time on an H200, from records of `isaac-newton bench`",
-}
+#: Of checks; the page says what each is.
+KINDS = ("flops", "traffic", "memory", "communication", "time", "device")
 
 
 @dataclass(frozen=True)
@@ -169,7 +164,8 @@ def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], s
         "settings": lambda: _comparison(plan),
         "tokens": lambda: _tokens(plan),
         "assumptions": lambda: _assumptions(plan),
-        "checks": lambda: _checks(record),
+        **{f"checks-{kind}": partial(_checks, record, kind) for kind in KINDS},
+        "record": lambda: _record(record),
     }
 
 
@@ -277,42 +273,23 @@ def _assumptions(plan: Plan) -> str:
     return table(["Option", "Meaning", "Value", "Source"], body, ("Option", "Meaning", "Source")).markdown()
 
 
-def _checks(record: Record) -> str:
+def _checks(record: Record, kind: str) -> str:
+    body = [
+        [check["what"], check["how"], _amount(check["predicted"], check["unit"]), _measured(check), _error(check)]
+        for check in record["checks"]
+        if check["kind"] == kind
+    ]
+    return table(["What", "How", "Predicted", "Measured", "Error"], body, ("What", "How")).markdown()
+
+
+def _record(record: Record) -> str:
     machine, versions = record["machine"], record["versions"]
-    parts = []
-    for kind, title in KINDS.items():
-        chosen = [check for check in record["checks"] if check["kind"] == kind]
-        if not chosen:
-            continue
-        body = [
-            [check["what"], check["how"], _amount(check["predicted"], check["unit"]), _measured(check), _error(check)]
-            for check in chosen
-        ]
-        parts.append(
-            f"### {title}\n\n{_NOTES[kind]}\n\n"
-            + table(["What", "How", "Predicted", "Measured", "Error"], body, ("What", "How")).markdown()
-        )
     hardware = ", ".join(str(part) for part in (machine["cpu"], f"{machine['cores']} cores") if part)
     software = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    source = (
+    return (
         f"Record: `results/scaling/checks.json`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. "
-        f"Command: `{record['command']}`. {hardware}; {software}.\n"
+        f"Command: `{record['command']}`. {hardware}; {software}."
     )
-    return "\n".join([*parts, source])
-
-
-_NOTES = {
-    "flops": "Names give depth × width. Operations of a factorization follow from its size; torch's counter has none for it.\n"
-    "LAPACK needs 2/3 n³ for an inverse where a GPU needs 2 n³; the rest of the formulas is the same.",
-    "traffic": "Small operators (draws, scales, counts) are left out of the model.",
-    "memory": "Covariances are in float64 on a CPU, and its inverses in float32.",
-    "communication": "Bytes that a rank sends if collectives are rings: 2(G−1)/G of what is summed, (G−1)/G of what is\n"
-    "gathered or scattered. FSDP2 gathers float32 here, and covariances are in float64.",
-    "time": "Rates are those of products, factorizations and copies of 512 × 512 matrices in the same rounds; the\n"
-    "plain step's share of the peak is its own. In parentheses: quartiles.",
-    "device": "The captured step runs inverses beside each other and beside the rest; the model hides nothing. `column`\n"
-    "was chosen between the two records of it, so these do not test it.",
-}
 
 
 def _measured(check: Mapping[str, Any]) -> str:

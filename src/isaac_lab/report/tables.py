@@ -51,9 +51,10 @@ class Table:
     folded: bool = False
 
     def markdown(self) -> str:
-        """As Markdown, without caption and note."""
+        """As Markdown, ours bold, without caption and note."""
         alignment = ("---" if place in self.words else "--:" for place in range(len(self.columns)))
-        lines = [self.columns, tuple(alignment), *(self._whole(row) for row in self.rows)]
+        body = ((_bold(cells[0]), *cells[1:]) if row.ours else cells for row in self.rows for cells in [self._whole(row)])
+        lines = [self.columns, tuple(alignment), *body]
         return "".join("| " + " | ".join(_one_line(cell) for cell in line) + " |\n" for line in lines)
 
     def terminal(self) -> "rich.table.Table":
@@ -63,9 +64,14 @@ class Table:
         from rich.markup import escape as plain
 
         made = rich.table.Table(box=box.SIMPLE_HEAD, title=self.caption or None, title_justify="left", caption_justify="left")
-        made.caption = self.note or None
+        made.caption, made.pad_edge, made.collapse_padding = self.note or None, False, True
         for place, heading in enumerate(self.columns):
-            made.add_column(plain(heading), justify="left" if place in self.words else "right", overflow="fold")
+            # Words go over several lines, numbers are not broken.
+            own = [] if place in self.words else [heading, *(row.cells[place] for row in self.rows if place < len(row.cells))]
+            widest = max((len(word) for text in own for word in text.split()), default=0)
+            made.add_column(
+                plain(heading), justify="left" if place in self.words else "right", overflow="fold", min_width=widest or None
+            )
         for row in self.rows:
             cells = (plain(cell.replace("**", "").replace("`", "")) for cell in self._whole(row))
             made.add_row(*cells, style="bold" if row.ours else "")
@@ -74,7 +80,7 @@ class Table:
     def html(self, words: Callable[[str], str] = escape) -> str:
         """As an element that scrolls sideways; `words` escapes a text, and may know more of it."""
         head = "".join(f'<th scope="col"{self._class(place)}>{escape(name)}</th>\n' for place, name in enumerate(self.columns))
-        body = "".join(self._html(row) for row in self.rows)
+        body = "".join(self._html(row, words) for row in self.rows)
         note = f'<p class="small">{escape(self.note)}</p>\n' if self.note else ""
         return (
             f'<div class="scroll" role="region" aria-label="{escape(self.caption)}" tabindex="0">\n<table>\n'
@@ -82,14 +88,14 @@ class Table:
             f"<tbody>\n{body}</tbody>\n</table>\n</div>\n{note}"
         )
 
-    def _html(self, row: Row) -> str:
-        first = f'<th scope="row">{escape(row.cells[0])}</th>\n'
+    def _html(self, row: Row, words: Callable[[str], str]) -> str:
+        first = f'<th scope="row">{words(row.cells[0])}</th>\n'
         if row.note:
-            cells = f'<td class="words note" colspan="{len(self.columns) - 1}">{escape(row.note)}</td>\n'
+            cells = f'<td class="words note" colspan="{len(self.columns) - 1}">{words(row.note)}</td>\n'
         else:
             classes = [self._class(place, cell, row.marks.get(place, "")) for place, cell in enumerate(row.cells)]
             named = list(zip(classes, row.cells, strict=True))[1:]
-            cells = "".join(f"<td{own}>{escape(cell)}</td>\n" for own, cell in named)
+            cells = "".join(f"<td{own}>{words(cell)}</td>\n" for own, cell in named)
         ours = ' class="ours"' if row.ours else ""
         return f"<tr{ours}>\n{first}{cells}</tr>\n"
 
@@ -118,3 +124,7 @@ def table(
 def _one_line(cell: str) -> str:
     """What would end a cell does not: headings of a terminal may go over two lines."""
     return re.sub(r"(?<!\\)\|", r"\\|", cell.replace("\n", " "))
+
+
+def _bold(cell: str) -> str:
+    return "**" + cell.replace("*", "\\*") + "**"

@@ -1,1 +1,1 @@
-"""What is studied, one file each: lists of arms that one loop trains, and what their records say."""
+"""The studies there are: the paper's figures and tables, the race, the recipes, and others, each a list of arms."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from isaac_lab import times
 from isaac_lab.data.files import DataError
-from isaac_lab.experiments.folder import Means, calling, trainer
 from isaac_lab.record import Record, Store
+from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.study import Arm, Search, resolve, settle
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from isaac_lab.record import Record, Store
-from isaac_lab.significance import contrast, exceeds, holm, interval
+from isaac_lab.stats import contrast, exceeds, holm, interval
 from isaac_lab.studies.recipes import ARMS, RECIPES, RULES, Recipe, results
 from isaac_lab.times import seconds
 from isaac_lab.trial import Trial

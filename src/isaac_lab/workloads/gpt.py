@@ -97,7 +97,6 @@ class Characters(Workload):
     quantity = "test_loss"
     metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
     last = "head"
-    averaged = "batch+sequence"
 
     def __init__(self, text: str, device: str, *, batch: int, measured: int, split: str = "test", **shape: Any) -> None:
         self.alphabet = "".join(sorted(set(text)))

@@ -1,6 +1,7 @@
 """The paper's fully connected networks: a classifier and the auto-encoder, on MNIST, Fashion-MNIST or the digits."""
 
 import abc
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from isaac_lab.trial import TrialError
 from isaac_lab.workload import Workload, registered, seeded
 from isaac_lab.workloads.examples import cut
 
-__all__ = ["Autoencoder", "Classifier", "Network"]
+__all__ = ["Autoencoder", "Classifier", "Digits", "Network"]
 
 #: Training examples that the training loss is measured on.
 MOST_MEASURED = 10_000
@@ -163,6 +164,28 @@ class Classifier(Network):
         right += (output.argmax(2) == y).sum(1)
 
 
+class Digits(Classifier):
+    """The demo's: in the order of one generator for each seed, which its committed records have."""
+
+    def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All examples in a new order."""
+        random = torch.Generator().manual_seed(seed)
+        *_, order = (torch.randperm(len(self.inputs), generator=random) for _ in range(epoch))
+        for index in order.to(self._device).view(self.steps, self.batch):
+            yield self.inputs[index], self.targets[index]
+
+
+class Convolutions(Digits):
+    """Two convolutions with two linear layers after them, on square images."""
+
+    flat = False
+
+    def model(self, seed: int) -> nn.Module:
+        """With 32 and 64 channels."""
+        side = math.isqrt(self.sizes[0])
+        return seeded(lambda: _convolutions(side, self.sizes[-1]), seed).to(self._device)
+
+
 class Autoencoder(Network):
     """Mean squared error to the input."""
 
@@ -188,6 +211,14 @@ def mnist_mlp(small: bool, device: str, folder: Path | None, *, width: int = 0, 
     return made
 
 
+@registered("digits-mlp")
+def digits_mlp(small: bool, device: str, folder: Path | None) -> Workload:
+    """The paper's network on the digits of scikit-learn."""
+    made = Digits("digits", [400] * 4, device, folder)
+    made.title = "Classifier of 5 layers × 400, digits"
+    return made
+
+
 @registered("mnist-autoencoder", "batch", "data", "examples")
 def mnist_autoencoder(small: bool, device: str, folder: Path | None, **variant: Any) -> Workload:
     """Figure 2's network."""
@@ -198,6 +229,31 @@ def mnist_autoencoder(small: bool, device: str, folder: Path | None, **variant: 
 def fashion_autoencoder(small: bool, device: str, folder: Path | None, **variant: Any) -> Workload:
     """Figure 3's network on Fashion-MNIST."""
     return _autoencoder("fashion-mnist", small, device, folder, **variant)
+
+
+@registered("digits-autoencoder")
+def digits_autoencoder(small: bool, device: str, folder: Path | None) -> Workload:
+    """A small auto-encoder on the digits of scikit-learn."""
+    made = Autoencoder("digits", [200, 100, 20, 100, 200], device, folder)
+    made.title = f"Auto-encoder {'-'.join(map(str, made.sizes))}, digits"
+    return made
+
+
+@registered("digits-convolutions")
+def digits_convolutions(small: bool, device: str, folder: Path | None) -> Workload:
+    """A small convolutional network on the digits of scikit-learn."""
+    made = Convolutions("digits", [128], device, folder)
+    made.title, made.last = "Two convolutions and two linear layers, digits", "10"
+    return made
+
+
+def _convolutions(side: int, classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, side, side)),
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * (side // 4) ** 2, 128), nn.ReLU(), nn.Linear(128, classes)),
+    )
 
 
 def _autoencoder(name: str, small: bool, device: str, folder: Path | None, *, data: str = "", **variant: Any) -> Workload:

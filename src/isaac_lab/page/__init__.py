@@ -1,1 +1,0 @@
-"""One HTML page of everything the records say, that needs no network: `isaac-newton report`."""

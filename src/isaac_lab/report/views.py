@@ -1,0 +1,58 @@
+"""What figures, tables and pages say of an experiment as it was run: data, scale, network, where its numbers come from."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from isaac_lab.record import Record
+from isaac_lab.report.parts import Source
+from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.recipe import Outcome
+
+__all__ = ["DATA", "calls_of", "data_of", "setting", "source"]
+
+DATA = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "digits of 8 × 8 (not the paper's data)"}
+
+
+def _name(about: Mapping[str, Any]) -> str:
+    # Groups of runs that were converted have the name beside its checksum.
+    found = about.get("data", "")
+    return str(found["name"] if isinstance(found, Mapping) else found)
+
+
+def data_of(records: Iterable[Record]) -> str:
+    """The data sets, for people."""
+    return " and ".join(DATA.get(name, name) for name in dict.fromkeys(_name(record.about) for record in records) if name)
+
+
+def setting(view: View) -> str:
+    """One line: data, scale, epochs, batch, seeds, and settings that are not the recipe's."""
+    records = [record for outcome in view.outcomes for record in outcome.all()]
+    trials = [record.trial for record in records]
+    parts = [data_of(records) or "no data", f"scale “{view.scale.name}”"]
+    epochs = sorted({trial.points for trial in trials})
+    batches = sorted({int(trial.get("batch", 60)) for trial in trials})
+    seeds = len({trial.seed for trial in trials})
+    examples = sorted({int(trial.get("examples", 0)) for trial in trials} - {0})
+    parts += [f"{_listed(epochs)} epoch{'' if epochs == [1] else 's'}", f"batch {_listed(batches)}"] if trials else []
+    parts += [f"{_listed(examples)} training examples"] if examples else []
+    parts += [f"{seeds} seed{'' if seeds == 1 else 's'}"] if trials else []
+    settings = sorted({text for about in view.about.values() for text in about.get("settings", ())})
+    parts += [f"with {', '.join(settings)}"] if settings else []
+    return " · ".join(parts)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return " and ".join(f"{number:,}" for number in numbers)
+
+
+def calls_of(view: View, outcome: Outcome) -> list[Mapping[str, Any]]:
+    """The calls that trained a panel."""
+    known = view.about[outcome.panel.home].get("calls", ())
+    return [call for call in known if call.get("panel", outcome.panel.name) == outcome.panel.name]
+
+
+def source(view: View, directory: str) -> Source:
+    """The folders of records that a view is made from, with the calls that wrote the panels in it."""
+    homes = dict.fromkeys(outcome.panel.home for outcome in view.outcomes)
+    calls = [call for outcome in view.outcomes for call in calls_of(view, outcome)]
+    return Source.of((f"{directory}/{home}/{view.scale.name}" for home in homes), calls)

@@ -1,0 +1,140 @@
+"""Which damping trains best, and what `suggest_damping` says: a grid over λ and learning rates.
+
+`python -m isaac_lab.studies.dampings` trains every pair on the digits, from the same weights over the same batches, and keeps
+the runs in results/damping/digits; `--data mnist` does so for the classifier on MNIST. What is there already is not trained
+again. docs/damping.md has the tables. The records behind them, results/damping/*.json, have the means alone.
+"""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+import isaac_newton as isaac
+from isaac_lab import times
+from isaac_lab.executors import Call
+from isaac_lab.progress import display
+from isaac_lab.record import Store
+from isaac_lab.studies.calls import Means, calling, trainer
+from isaac_lab.study import Arm, settle
+from isaac_lab.trial import Trial, Value
+from isaac_lab.workload import load
+
+__all__ = ["DAMPINGS", "PROBLEMS", "RATES", "arms", "main", "suggested", "table"]
+
+DAMPINGS = tuple(10 ** (exponent / 2) for exponent in range(-6, 5))
+#: Smaller dampings shrink the gradient, so the rates of SGD reach higher than one would go without.
+RATES: Mapping[str, tuple[float, ...]] = {"SGD": (10.0, 3.0, 1.0, 0.3, 0.1), "Adam": (0.003, 0.001, 0.0003)}
+SUGGESTED = ("suggested λ", "suggested ρ")
+#: By data set and problem, the workload and its variant.
+PROBLEMS: Mapping[str, Mapping[str, tuple[str, tuple[tuple[str, Value], ...]]]] = {
+    "digits": {
+        "classifier": ("digits-mlp", ()),
+        "auto-encoder": ("digits-autoencoder", ()),
+        "convolutions": ("digits-convolutions", ()),
+    },
+    "mnist": {"classifier": ("mnist-mlp", ())},
+    "fashion-mnist": {"classifier": ("mnist-mlp", (("data", "fashion-mnist"),))},
+}
+
+
+def suggested(data: str, problem: str, folder: Path | None = None) -> dict[str, float]:
+    """What `suggest_damping` says of the first network and its first batch, absolute and relative."""
+    workload = load(Trial(*_named(data, problem)), device="cpu", folder=folder)
+    x, _ = next(workload.batches(0, 1))
+    found = isaac.suggest_damping(workload.model(0), x)
+    return dict(zip(SUGGESTED, (found.damping, found.relative), strict=True))
+
+
+def _named(data: str, problem: str) -> tuple[str, str, tuple[()], tuple[tuple[str, Value], ...]]:
+    workload, variant = PROBLEMS[data][problem]
+    return workload, "sgd", (), variant
+
+
+def arms(data: str, problem: str, optimizer: str, own: Mapping[str, float], *, seeds: int, epochs: int) -> dict[str, Arm]:
+    """By λ: every learning rate from every seed; `own` is what was suggested."""
+    workload = load(Trial(*_named(data, problem)), device="cpu")
+    base = Trial(*_named(data, problem), steps=epochs * workload.steps, points=1)
+    settings: dict[str, dict[str, Value]] = {str(damping): {"damping": damping} for damping in DAMPINGS}
+    settings |= {str(math.inf): {}, SUGGESTED[0]: {"damping": own[SUGGESTED[0]]}}
+    settings[SUGGESTED[1]] = {"damping": own[SUGGESTED[1]], "relative": True}
+
+    def arm(key: str, given: dict[str, Value]) -> Arm:
+        method = optimizer.lower() + ("+isaac" if given else "")
+        runs = [(("learning_rate", rate), *given.items()) for rate in RATES[optimizer]]
+        trials = [
+            Trial(base.workload, method, own, base.variant, steps=base.steps, points=1, seed=seed)
+            for own in runs
+            for seed in range(seeds)
+        ]
+        return Arm(key, lambda _: trials)
+
+    return {key: arm(key, given) for key, given in settings.items()}
+
+
+def _losses(every: Mapping[str, Arm], store: Store) -> dict[str, dict[str, float]]:
+    """By λ and learning rate, the mean over seeds of the final training loss; infinite where one diverged."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for key, arm in every.items():
+        for trial in arm.finals(None):
+            record = store.get(trial)
+            loss = math.inf if record is None else record.final("train_loss")
+            found.setdefault(key, {}).setdefault(str(trial.learning_rate), []).append(loss)
+    return {key: {rate: fmean(losses) for rate, losses in own.items()} for key, own in found.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train what is due, and print the best loss by damping."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=PROBLEMS, default="digits")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("results/damping"), help="folder of the records")
+    options = parser.parse_args(arguments)
+    store, sizes = Store(options.out / options.data), {"seeds": options.seeds, "epochs": options.epochs}
+    words = " ".join(f"--{name} {value}" for name, value in {"data": options.data, **sizes}.items())
+    command, console = f"python -m isaac_lab.studies.dampings {words}", Console()
+    results: list[dict[str, Any]] = []
+    with times.threads(1), display(console) as shown, store.writing(command):
+        means = Means(Call(command=command, progress=shown), display=shown)
+        with calling(store, means, {"id": "damping", **sizes}) as trained:
+            for problem in PROBLEMS[options.data]:
+                own = suggested(options.data, problem)
+                for optimizer in RATES:
+                    every = arms(options.data, problem, optimizer, own, **sizes)
+                    settle(list(every.values()), store, trainer(store, means, trained, f"{problem}, {optimizer}"))
+                    made = {"problem": problem, "optimizer": optimizer, "suggested": own, "losses": _losses(every, store)}
+                    results.append(made)
+    for line in table({"results": results}):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"Records: {store.path}", markup=False, soft_wrap=True)
+
+
+def table(record: Mapping[str, Any]) -> list[str]:
+    """Markdown: the mean final loss at the best learning rate, by damping."""
+    results = record["results"]
+    columns = [f"{result['problem']}, {result['optimizer']}" for result in results]
+    lines = ["| λ | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    keys = [*map(str, DAMPINGS), str(math.inf), *SUGGESTED]
+    lowest = [min(_best(result["losses"][key]) for key in keys[: len(DAMPINGS)]) for result in results]
+    for key in keys:
+        cells = []
+        for result, least in zip(results, lowest, strict=True):
+            loss = _best(result["losses"][key])
+            text = f"{loss:.2g}" + (f" (at {result['suggested'][key]:.2g})" if key in SUGGESTED else "")
+            cells.append(f"**{text}**" if loss == least else text)
+        name = key if key in SUGGESTED else "∞ (plain)" if key == "inf" else f"{float(key):.3g}"
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _best(rates: Mapping[str, float | None]) -> float:
+    return min((loss for loss in rates.values() if loss is not None), default=math.inf)
+
+
+if __name__ == "__main__":
+    main()

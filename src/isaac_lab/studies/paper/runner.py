@@ -1,0 +1,122 @@
+"""Run an experiment: train what is due, time the steps, and write down how."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from isaac_lab import times
+from isaac_lab.bench import timing
+from isaac_lab.record import Store, StoreError
+from isaac_lab.studies.calls import Means, calling, trainer
+from isaac_lab.studies.paper import recipe
+from isaac_lab.studies.paper.folder import View, view
+from isaac_lab.studies.paper.recipe import SCALES, Experiment, Panel, Scale
+from isaac_lab.study import settle
+from isaac_lab.trial import Trial, TrialError
+
+__all__ = ["NothingToDrawError", "Request", "UnknownPanelError", "chosen", "known", "run"]
+
+
+class NothingToDrawError(Exception):
+    """No panel has been run, whole."""
+
+
+class UnknownPanelError(Exception):
+    """A panel that the experiment does not have."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for.
+
+    Args:
+        scale: A key of `SCALES`.
+        out: Directory for all experiments.
+        resume: Leave out what is there; otherwise none of the runs may be.
+        panels: Names of panels; none for all.
+        settings: "name=value" for every run.
+        bench: Directory with records of benchmarks, for Table 2.
+        means: How to train.
+    """
+
+    scale: str = "smoke"
+    out: Path = Path("results/reproduce")
+    resume: bool = True
+    panels: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    bench: Path = Path("results/bench")
+    means: Means = field(default_factory=Means)
+
+
+def chosen(experiment: Experiment, request: Request) -> tuple[Panel, ...]:
+    """The panels asked for, with the settings asked for; raises `UnknownPanelError` for one that is not there."""
+    all_panels = experiment.panels(_scale(request))
+    unknown = [name for name in request.panels if name not in [panel.name for panel in all_panels]]
+    if unknown:
+        known = ", ".join(panel.name for panel in all_panels) or "none"
+        raise UnknownPanelError(f"{experiment.id} has no panel {', '.join(map(repr, unknown))}; it has {known}")
+    if request.settings and not all_panels:
+        raise TrialError(f"{experiment.id} takes no settings; it has no runs of this kind")
+    wanted = [panel for panel in all_panels if not request.panels or panel.name in request.panels]
+    return recipe.selected(wanted, request.settings)
+
+
+def run(experiment: Experiment, request: Request) -> View:
+    """Train and time; what is there already is used."""
+    scale = _scale(request)
+    panels = chosen(experiment, request)
+    for home in dict.fromkeys([*(panel.home for panel in panels), experiment.id]):
+        _check(Store(request.out / home / scale.name), request, matters=bool(panels))
+    # Matrices this small gain nothing from more threads than one.
+    with times.threads(int(scale.small)):
+        for panel in panels:
+            _run_panel(panel, scale, request)
+    found = known(experiment, request)
+    experiment.measure(found)
+    return found
+
+
+def known(experiment: Experiment, request: Request) -> View:
+    """What is there of an experiment; raises `NothingToDrawError` where that is nothing."""
+    found = view(experiment, request.out, SCALES[request.scale], bench=request.bench, means=request.means)
+    if not found.outcomes and experiment.panels(found.scale):
+        folders = sorted({str(request.out / panel.home / request.scale) for panel in experiment.panels(found.scale)})
+        raise NothingToDrawError(
+            f"there is no whole panel of {experiment.id} in {', '.join(folders)}; "
+            f"isaac-newton reproduce {experiment.id} --scale {request.scale} trains it"
+        )
+    return found
+
+
+def _scale(request: Request) -> Scale:
+    return replace(SCALES[request.scale], all_seeds=request.means.seeds)
+
+
+def _check(store: Store, request: Request, *, matters: bool) -> None:
+    """Records that were made with other settings are not mixed with these; with --no-resume there may be none."""
+    about = store.about
+    if not request.resume and (count := len(store.records())):
+        raise StoreError(f"{store.folder} has {count} records already; use --resume, or name another --out")
+    if matters and about.get("calls") and about.get("settings", []) != list(request.settings):
+        made = f"with --set {' --set '.join(about['settings'])}" if about.get("settings") else "without --set"
+        raise StoreError(f"{store.folder} was made {made}; name another --out")
+
+
+def _run_panel(panel: Panel, scale: Scale, request: Request) -> None:
+    store, means = Store(request.out / panel.home / scale.name), request.means
+    about = {"id": panel.home, "scale": scale.name, "settings": list(request.settings), "seeds": means.seeds}
+    with store.writing(means.call.command) as mended:
+        for said in mended:
+            means.say(said)
+        arms = list(recipe.arms(panel, scale, request.settings).values())
+        with calling(store, means, about, panel.name) as trained:
+            settle(arms, store, trainer(store, means, trained, f"{panel.home} {panel.name} ({panel.title})"))
+        if panel.clocked and f"steps-{panel.name}" not in store.times():
+            means.say(f"{panel.home} {panel.name}: the time of a step on one CPU thread")
+            with times.threads(1):
+                record = times.measure(_clocked(panel), rounds=scale.rounds, turn=timing.TURN, folder=means.call.folder)
+            store.add_times(f"steps-{panel.name}", record)
+
+
+def _clocked(panel: Panel) -> dict[str, Trial]:
+    """Small rates, so that thousands of steps on a few batches leave the activations about as they were."""
+    return {group.name: group.cells[0].having(learning_rate=0.001) for group in panel.clocked}
