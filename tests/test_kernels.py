@@ -62,9 +62,12 @@ def check_inverses(module: Any, xs: list[Tensor], strength: float | Tensor, rela
         # Products are rounded by 2⁻²³ of the trace; eight products find an eigenvalue that stands out to four digits.
         allowed = 1.2e-7 * gram.trace().item() / (len(x) * damping) + 4e-6
         allowed += 2e-4 if relative == "largest" else 0.0
+        # Of numbers of half precision: tensor cores add up with fewer digits than float32 has.
+        summed = 2e-6 if x.dtype is torch.float32 else 1e-5
+        allowed += summed
         assert result.damping.dim() == 0
         assert result.inverse.shape == inverse.shape
-        assert abs(result.damping.item() / damping - 1) < (2e-4 if relative == "largest" else 2e-6)
+        assert abs(result.damping.item() / damping - 1) < (2e-4 if relative == "largest" else summed)
         assert relative_error(result.inverse, inverse) < allowed, (x.shape, x.dtype, relative, kind)
         assert (result.multiplied is not None) == bool(kind & module.MULTIPLIED)
         assert (result.gram is not None) == bool(kind & module.GRAM)
@@ -73,8 +76,7 @@ def check_inverses(module: Any, xs: list[Tensor], strength: float | Tensor, rela
             assert result.multiplied.is_contiguous()
             assert relative_error(result.multiplied, multiplied) < 2 * allowed
         if kind & module.GRAM:
-            # Of numbers of half precision: tensor cores add up with fewer digits than float32 has.
-            assert relative_error(result.gram, gram) < (2e-6 if x.dtype is torch.float32 else 1e-5)
+            assert relative_error(result.gram, gram) < summed
         if number % 3 == 0:
             assert same(module.inverses([x], strength, relative, [kind])[0], result), "the list shows in the bits"
 
@@ -401,7 +403,7 @@ def stages(device: str) -> None:
     for n, (x, gradient, result) in enumerate(zip(xs, gradients, conditioned(16, gradients, xs, strength, seed), strict=True)):
         r = x.flatten(0, 1)[kernels("permutation").permuted(24, 16, 9, n, device)].double()
         moment = r.mT @ r
-        damping = 0.3 * kernels("eigenvalue").largest_eigenvalue(r @ r.mT)
+        damping = 0.3 * equations.largest_eigenvalue(r @ r.mT)
         exact = gradient.double() @ torch.linalg.inv(torch.eye(len(moment), device=device) + moment / damping)
         assert relative_error(result, exact * (gradient.double().norm() / exact.norm())) < 1e-5
         assert abs(result.double().norm() / gradient.double().norm() - 1) < 1e-5

@@ -107,7 +107,8 @@ class Handle:
         """Which positions count: a boolean tensor (samples, length), such as an attention mask; None for all.
 
         Set it before the forward pass. Layers whose inputs have these leading dimensions leave the other positions out of their
-        conditioner, so that padding neither dilutes the curvature nor counts as rows. It holds until it is set again.
+        conditioner, so that padding neither dilutes the curvature nor counts as rows. It holds until it is set again;
+        what is written into the tensor afterwards does not count.
 
         Models that are called with an `attention_mask` (those of Hugging Face) need no mask set: theirs is taken from each
         call, while None is set here.
@@ -126,7 +127,7 @@ class Handle:
                 "that are added to attention scores have: give (mask == 0)"
             )
         run = self._run
-        run.set_mask = run.mask = None if value is None else value.bool()
+        run.set_mask = run.mask = None if value is None else value.to(torch.bool, copy=True)
         run.mask_met, run.mask_missed = False, None
         if run.mask is not None and run.mask.device.type == "cpu":
             _warn_if_inverted(run.mask)
@@ -225,6 +226,14 @@ class Handle:
         for each in steppers(optimizer):
             if any(bound is each for bound, _ in self._bound):
                 raise ValueError("this optimizer is already bound to this handle")
+            ours = set(self._model.parameters())
+            if not any(p in ours for group in each.param_groups for p in group["params"]):
+                warnings.warn(
+                    "this optimizer holds no parameter of the model, so that its steps condition nothing: bind the optimizer "
+                    "of the model's own parameters; where it has copies of them, call handle.step() before copying gradients",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             self._bound.append((each, each.register_step_pre_hook(self._before_step)))
         self._run.bound = True
         return self

@@ -233,6 +233,8 @@ def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:
     """The name of the parameter that this tensor is, or a slice of whose rows it is, and which rows."""
     for name, parameter in module.named_parameters():
         if tensor is parameter:
+            if not isinstance(tensor, nn.Parameter) and tensor.is_leaf:
+                break  # lent by torch.func.functional_call: its gradient arrives outside of the model
             return name, 0, len(parameter)
         whole = torch_private.base(tensor) is parameter
         if whole and tensor.stride() == parameter.stride() and tensor.shape[1:] == parameter.shape[1:]:

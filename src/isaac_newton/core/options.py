@@ -252,7 +252,7 @@ class Run:
         if not torch.is_grad_enabled() or self.set_mask is not None:
             return
         if mask is not None:
-            mask = mask.bool()
+            mask = mask.to(torch.bool, copy=True)  # the caller may write the next batch's into it before the backward pass
             # With nothing to leave out, layers keep the form that is cheapest. A GPU would wait for the answer.
             if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
                 mask = None

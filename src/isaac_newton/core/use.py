@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ __all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_o
 
 #: So many neighbouring weights have one node of the graph between them.
 BUCKET = 32
-_CPU = (-1, 0)
+#: A device, a stream and a thread.
+_NOWHERE = (-1, 0, 0)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -48,7 +50,7 @@ class Use:
     own: bool
     outputs: int
     slice: WeightSlice | None = None
-    where: tuple[int, int] = _CPU
+    where: tuple[int, int, int] = _NOWHERE
     made: Conditioner | None = None
     made_in: int = -2
     gbar: list[Tensor] | None = None
@@ -76,8 +78,8 @@ class Use:
     def wait(self) -> None:
         """Let the first request of a backward pass compute the conditioner with those of all others."""
         run, device = self.layer.run, self.input.get_device()
-        if device >= 0:
-            self.where = device, torch_private.raw_stream(device)
+        # What another thread is about to use is left to it: it may release its inputs at any time.
+        self.where = device, torch_private.raw_stream(device) if device >= 0 else 0, get_ident()
         if len(run.waiting) >= run.look_at:
             run.waiting[:] = [reference for reference in run.waiting if reference() is not None]
             # So that many graphs that are alive are not looked through again and again.
@@ -98,7 +100,7 @@ class Use:
         return made
 
     def compute(self, now: int) -> None:
-        """The conditioners of all that wait on this device and stream, in one go."""
+        """The conditioners of all that wait on this device and stream, and came from this thread, in one go."""
         if self.layer.run.options.ranks is not None:
             self.made, self.made_in = self._made_with_ranks(), now
             return
@@ -209,7 +211,7 @@ class Alone:
                 use.layer.gather(use.slice, rows([use])[0], weight)
                 result: list[Tensor | None] = list(gradients)
             else:
-                if use.layer.run.capture is not None and use.made is not None:
+                if use.made is not None and use.made_in < 0:
                     streams.join(use.branch)  # in a captured step it was computed beside the forward pass
                 made = use.conditioner()
                 matrix = use.layout.matrix(weight, bias, made.rows.groups)
@@ -228,6 +230,8 @@ class Opening:
 
     def __init__(self, bucket: "Bucket", size: int) -> None:
         self.bucket = bucket
+        #: By the number of the weight: the name that nobody has taken yet, and its place in the node.
+        self.names: dict[int, tuple[Tensor, int]] = {}
         self.uses: list[weakref.ref[Use] | None] = [None] * size
         #: The same without the graph of their inputs: for gradients of gradients, when the graphs of the calls are gone.
         self.shadows: list[Use | None] = [None] * size
@@ -325,11 +329,9 @@ class Bucket:
     def __init__(self) -> None:
         self.weights: list[Tensor] = []
         self._opening: Opening | None = None
-        self._names: list[Tensor | None] = []
-        self._places: list[int] = []
 
     def __getstate__(self) -> dict[str, object]:
-        return {"weights": self.weights, "_opening": None, "_names": [], "_places": []}
+        return {"weights": self.weights, "_opening": None}
 
     def add(self, weight: Tensor) -> int:
         """A weight gets its number."""
@@ -339,28 +341,28 @@ class Bucket:
     def close(self, opening: "Opening") -> None:
         """A backward pass is here: names that nobody took would keep its graph, and tie the next one to its stream."""
         if opening is self._opening:
-            self._opening, self._names = None, []
+            self._opening = None
+        opening.names.clear()
 
     def take(self, use: Use, weight: Tensor, number: int, open_node: Callable[..., Sequence[Tensor]]) -> Tensor:
         """The weight's name in the node that is open; if it is used up, a new node is opened.
 
         A second use finds the name used up. So each use has its own gradient: layers used twice and stray forward passes too.
+        Several threads may do this at once: a name is taken by one of them, together with the node that it belongs to.
         """
-        name = self._names[number] if self._names else None
-        if name is None or name.data_ptr() != weight.data_ptr():
-            live = [each.requires_grad for each in self.weights]
-            self._opening = Opening(self, sum(live))
-            names = iter(
-                open_node(self._opening, None, *(each for each, needs in zip(self.weights, live, strict=True) if needs))
-            )
-            self._names = [next(names) if needs else None for needs in live]
-            self._places = [sum(live[:position]) for position in range(len(live))]
-            name = self._names[number]
-            assert name is not None
-        assert self._opening is not None
-        self._names[number] = None
-        place = self._places[number]
-        self._opening.uses[place] = weakref.ref(use)
+        opening = self._opening
+        found = None if opening is None else opening.names.pop(number, None)
+        if opening is None or found is None or found[0].data_ptr() != weight.data_ptr():
+            if opening is not None:
+                opening.names.clear()  # nobody will ask for them any more
+            live = [place for place, each in enumerate(self.weights) if each.requires_grad]
+            opening = Opening(self, len(live))
+            names = open_node(opening, None, *(self.weights[place] for place in live))
+            opening.names = {which: (name, place) for place, (which, name) in enumerate(zip(live, names, strict=True))}
+            found = opening.names.pop(number)
+            self._opening = opening
+        name, place = found
+        opening.uses[place] = weakref.ref(use)
         x = use.input.detach()
-        self._opening.shadows[place] = Use(use.layer, use.layout, x, use.mask, use.own, use.outputs, use.slice, use.where)
+        opening.shadows[place] = Use(use.layer, use.layout, x, use.mask, use.own, use.outputs, use.slice, use.where)
         return name

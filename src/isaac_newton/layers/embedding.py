@@ -66,11 +66,17 @@ def _name_of(
     return hand_out(_Tokens(transform, given, layer), None, weight)[0]
 
 
+def _shorten(layer: nn.Embedding | nn.EmbeddingBag, input: Tensor) -> None:
+    """`max_norm`: torch shortens the vectors of these tokens in place, which it must not do in a weight under another name."""
+    if layer.max_norm is not None:
+        torch.embedding_renorm_(layer.weight.detach(), input.contiguous(), layer.max_norm, layer.norm_type)
+
+
 @register(nn.Embedding)
 def _embedding(layer: nn.Embedding, site: ConditionedLayer, input: Tensor) -> Tensor:
+    _shorten(layer, input)
     weight = _name_of(layer.weight, site, _divide, _divide_at_run_time, input, site.run.mask)
-    how = (layer.padding_idx, layer.max_norm, layer.norm_type, layer.scale_grad_by_freq, layer.sparse)
-    return F.embedding(input, weight, *how)
+    return F.embedding(input, weight, layer.padding_idx, None, 2.0, layer.scale_grad_by_freq, layer.sparse)
 
 
 def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tensor:
@@ -113,7 +119,7 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
     if relative:
         # One-hot rows as wide as the vocabulary have this mean square; their second moment is diagonal.
         damping = relative_damping(
-            counts.amax() / total if relative == "largest" else counts.new_tensor(1 / len(counts)), damping
+            counts.amax() / total if relative == "largest" else counts.new_full((), 1 / len(counts)), damping
         )
     factors = 1 / (1 + counts / (total * damping))
     if run.options.keep_norm:
@@ -167,14 +173,15 @@ def _embedding_bag(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Tensor:
+    _shorten(layer, input)
     given = (input, offsets, None if per_sample_weights is None else per_sample_weights.detach())
     weight = _name_of(layer.weight, site, _multiply, _multiply_at_run_time, *given)
     return F.embedding_bag(
         input,
         weight,
         offsets,
-        layer.max_norm,
-        layer.norm_type,
+        None,
+        2.0,
         layer.scale_grad_by_freq,
         layer.mode,
         layer.sparse,
