@@ -212,6 +212,24 @@ def test_the_damping_may_change_and_lasts_in_a_state() -> None:
     assert handle.damping == isaac.Relative(0.1, to="largest")
 
 
+@pytest.mark.parametrize("options", [{}, {"damping": 0.1}, {"damping": 0.1, "max_rows": 3}], ids=str)
+def test_the_plain_gradient_is_there_for_who_needs_it(options: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x = torch.rand(9, 6, dtype=torch.float64)
+    plain, wanted = plain_gradients(model, x), gradients(model, x, **options)
+    handle = isaac.attach(model, **options)
+    with handle.plain():
+        model(x).square().mean().backward()
+    assert all(torch.equal(p.grad, plain[name]) for name, p in model.named_parameters() if p.grad is not None)
+    model.zero_grad()
+    model(x).square().mean().backward()
+    assert all(
+        relative_error(p.grad, plain[n]) > 1e-3 for n, p in model.named_parameters() if p.grad is not None and p.dim() > 1
+    )
+    if "max_rows" not in options:
+        assert_close(model[0].weight.grad, wanted["0.weight"], 1e-9)
+
+
 def test_what_is_wrong_is_named() -> None:
     layer = nn.Linear(6, 3)
     with pytest.raises(ValueError, match="to must be one of 'mean', 'largest', got 'smallest'"):

@@ -269,6 +269,19 @@ class Handle:
             gathering.drop()
 
     @contextlib.contextmanager
+    def plain(self) -> Iterator[None]:
+        """Forward and backward passes within this block have plain gradients:
+
+        with handle.plain():
+            loss_fn(model(x), y).backward()
+        """
+        before, self._run.is_plain = self._run.is_plain, True
+        try:
+            yield
+        finally:
+            self._run.is_plain = before
+
+    @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
         """Within this block, all backward passes count for the next step, whatever becomes of their gradients.
 

@@ -79,7 +79,7 @@ class Watch:
 
     def came_past(self, names: Iterable[str]) -> None:
         """The weight of these layers received a gradient; one of them should have been seen."""
-        if any(self._sites[name].statistics.side for name in names):
+        if self._run.is_plain or any(self._sites[name].statistics.side for name in names):
             return
         self.gone |= dict.fromkeys(names, "used outside its layer")
         if not self._news:

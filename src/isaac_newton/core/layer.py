@@ -224,7 +224,7 @@ class ConditionedLayer:
 
 def _call(adapter: Callable[..., Any], module: nn.Module, layer: ConditionedLayer, *args: Any, **kwargs: Any) -> Any:
     """The forward pass of a layer or its replica, conditioned where gradients are recorded."""
-    if torch.is_grad_enabled() and (module.training or not is_exported()):
+    if torch.is_grad_enabled() and not layer.run.is_plain and (module.training or not is_exported()):
         return adapter(module, layer, *args, **kwargs)
     return type(module).forward(module, *args, **kwargs)
 

@@ -132,6 +132,7 @@ class Run:
         set_mask: What was set by hand.
         backward_passes: With `steps`, what a damping schedule is called with.
         bound: Whether somebody is to condition the gradients at the step.
+        is_plain: Whether forward passes lead to plain gradients.
         gathering: With `when="step"`: whether passes count although no gradient is accumulated.
         fresh: With `when="step"`: whether gradients came since the last step that was counted.
         collecting: True during the extra passes of `Handle.backward`, in which layers record ḡ and form no weight gradient.
@@ -159,6 +160,7 @@ class Run:
     steps: int = 0
     bound: bool = False
     gathering: bool = False
+    is_plain: bool = False
     fresh: bool = False
     collecting: bool = False
     inspecting: bool = False
