@@ -270,7 +270,7 @@ class Handle:
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[None]:
-        """Forward and backward passes within this block have plain gradients:
+        """Forward and backward passes within this block have plain gradients.
 
         with handle.plain():
             loss_fn(model(x), y).backward()
