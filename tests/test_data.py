@@ -480,8 +480,8 @@ def test_the_commands_do_not_wait_for_torch() -> None:
 
 
 def test_the_choices_are_the_sets(real: None) -> None:
-    sets = ("mnist", "fashion-mnist", "cifar-10", "cola", "mrpc", "stsb", "diamonds")
-    assert command.Choice.ALL.names == tuple(catalogue.SETS) == sets
+    known = ("mnist", "fashion-mnist", "cifar-10", "cola", "mrpc", "stsb", "diamonds")
+    assert command.Choice.ALL.names == tuple(catalogue.SETS) == known
     assert command.Choice.GLUE.names == ("cola", "mrpc", "stsb")
     assert command.Choice.CIFAR_10.names == ("cifar-10",)
     assert {choice.value for choice in command.Choice} == {*catalogue.SETS, "glue", "all"}

@@ -100,7 +100,8 @@ def attach(
         )
     check_choice("when", when, When)
     auto = isinstance(damping, str) and damping == "auto"
-    can_draw = output_damping == math.inf or output_curvature == "empirical"
+    is_plain = isinstance(output_damping, float) and output_damping == math.inf  # arrays, which are none, do not compare
+    can_draw = is_plain or output_curvature == "empirical"
     options = Options(
         sharing="expand" if sharing is None else sharing,
         max_rows=AUTO_ROWS if auto and max_rows is None and can_draw else max_rows,
