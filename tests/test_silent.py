@@ -2,7 +2,7 @@
 
 A pattern is a function of a `Side`. It runs on an attached model and on a plain twin, whose layers note their inputs and output
 gradients; from these the definition says what the attached model must have. Warnings are errors here, so that a pattern that is
-right does not warn either. Patterns that are wrong today are marked; whoever mends one removes its mark.
+right does not warn either.
 """
 
 import contextlib
@@ -446,13 +446,7 @@ def test_an_input_overwritten_before_the_backward_pass_is_an_error() -> None:
         loss.backward()
 
 
-# ------------------------------------------------------------------------------------------------------------------ wrong today
-
-
-def wrong(reason: str, *raises: type[BaseException]) -> pytest.MarkDecorator:
-    """Remove the mark with the fault."""
-    return pytest.mark.xfail(strict=True, raises=(AssertionError, pytest.fail.Exception, *raises), reason=reason)
-
+# ----------------------------------------------------------------------------------------------------------- once silently wrong
 
 BOTH = pytest.mark.parametrize("when", ["backward", "step"])
 

@@ -49,9 +49,7 @@ SETTINGS = {
     "power": Setting(when="step", decay=0.5, power=0.5),
 }
 
-#: The cost model has not followed the rule of the step, in which rows are kept until a gradient is accumulated, nor ranks that
-#: agree by name.
-OLD = pytest.mark.xfail(strict=True, raises=AssertionError, reason="the cost model is of the pipeline before")
+OLD = pytest.mark.xfail(strict=True, raises=AssertionError, reason="the cost model does not know that ranks agree by name")
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +75,7 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(shape, name) -> No
     assert predicted_flops(shape, work, setting) == pytest.approx(extra, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", [pytest.param("every row", marks=OLD), "max_rows", "step"])
+@pytest.mark.parametrize("name", ["every row", "max_rows", "step"])
 def test_micro_batches_add_up(name) -> None:
     work, setting = small(samples=2, micro_batches=3), SETTINGS[name]
     extra = counted_flops(GATED, work, setting) - counted_flops(GATED, work, None)
@@ -96,8 +94,8 @@ def test_one_layer_costs_what_the_benchmarks_count(rows) -> None:
     [
         ("reduce", torch.bfloat16),
         ("max_rows", torch.bfloat16),
-        pytest.param("step", torch.float32, marks=OLD),
-        pytest.param("average", torch.float32, marks=OLD),
+        ("step", torch.float32),
+        ("average", torch.float32),
     ],
 )
 def test_the_bytes_of_operators_are_predicted_to_a_few_percent(name, dtype) -> None:
