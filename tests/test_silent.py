@@ -446,7 +446,7 @@ def test_an_input_overwritten_before_the_backward_pass_is_an_error() -> None:
         loss.backward()
 
 
-# ----------------------------------------------------------------------------------------------------------- once silently wrong
+# ---------------------------------------------------------------------------------------------------------- once silently wrong
 
 BOTH = pytest.mark.parametrize("when", ["backward", "step"])
 
