@@ -49,8 +49,6 @@ SETTINGS = {
     "power": Setting(when="step", decay=0.5, power=0.5),
 }
 
-OLD = pytest.mark.xfail(strict=True, raises=AssertionError, reason="the cost model does not know that ranks agree by name")
-
 
 @pytest.fixture(autouse=True)
 def _one_thread():
@@ -116,7 +114,6 @@ def test_the_state_has_the_predicted_size(name) -> None:
     assert found == lasting_bytes(GATED, SETTINGS[name], CPU)
 
 
-@OLD
 def test_two_ranks_send_what_is_predicted() -> None:
     cases = communication_cases(2, GATED)
     found = collectives(2, cases)

@@ -35,12 +35,15 @@ def summed_bytes(shape: Shape, work: Workload, setting: Setting, machine: Machin
         leaders = {layer.source: layer for layer in layers}.values()
         rows = rows_of(work, setting) * work.gpus
         received = sum(layer.copies * (4 * rows * layer.inputs + 8 * work.gpus) for layer in leaders)
-        counts = sum(2 * layer.copies for layer in leaders) + 1
-        return work.micro_batches * 8 * shape.vocabulary, work.micro_batches * received, work.micro_batches * counts
+        # Three numbers in two collectives say once a pass whether all ranks have rows of the same layers, two in one whether
+        # they are at the same embedding, whose counts are summed.
+        counts = sum(2 * layer.copies for layer in leaders) + 2 + 2
+        given = 8.0 * (shape.vocabulary + 3 + 2)
+        return work.micro_batches * given, work.micro_batches * received, work.micro_batches * counts
     matrices = sum(layer.copies for layer in layers)
     given = gathered_bytes(shape, setting, machine) + 8 * matrices + 8 * (shape.vocabulary + 1)
-    # One number every step says whether anybody has news.
-    return given / setting.gathers_every + 8, 0.0, 2 * (matrices + 1) / setting.gathers_every + 1
+    # One number every step says whether anybody has news, and two of each weight whether a gradient is there to be conditioned.
+    return given / setting.gathers_every + 8 + 16 * (matrices + 1), 0.0, 2 * (matrices + 1) / setting.gathers_every + 2
 
 
 def temporary_in_backward(layer: Layer, work: Workload, setting: Setting, machine: Machine) -> float:

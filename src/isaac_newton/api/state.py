@@ -58,10 +58,9 @@ def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state:
     for name, each in curvatures.items():
         for where, moment_state in each.items():
             _check_fits(name, sites[name].module, WeightSlice(*where), moment_state)
+    before = _as_given(state)
     run.backward_passes, run.steps = passes, steps
     own = _number(given), _relative_to(given)
-    number, relative = state.get("given", (state["damping"], state["relative"]))
-    before = number, _kind(relative)
     if damping is None or own[0] is None or own == before:
         run.damping = run.damping if damping is None or callable(run.damping) else damping
     elif damping != run.damping:
@@ -88,6 +87,15 @@ def _relative_to(damping: Damping) -> RelativeTo:
 def _kind(relative: object) -> RelativeTo:
     """The same from a state; until 0.1 it was True or False."""
     return "largest" if relative == "largest" else "mean" if relative in ("mean", True) else ""
+
+
+def _as_given(state: Mapping[str, Any]) -> tuple[object, RelativeTo]:
+    """What `attach` was given where the state was made; states of before 0.2 do not say, and have what was current."""
+    match state.get("given", (state["damping"], state["relative"])):
+        case (number, relative):
+            return number, _kind(relative)
+        case other:
+            raise ValueError(f"the state's 'given' must be a number and what it is relative to, got {other!r}")
 
 
 def _number(damping: Damping) -> float | None:

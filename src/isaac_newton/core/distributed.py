@@ -82,6 +82,18 @@ class Ranks:
             found[name] = self.all_rows(torch.zeros(groups, 0, features, dtype=dtype, device=device) if r is None else r)
         return found
 
+    def total(self, name: str, mine: Tensor) -> Tensor:
+        """The sum over the ranks of what each has for the layer of this name, at which all must be."""
+        number = float(zlib.crc32(name.encode()))
+        high, low = self.largest([number, -number])
+        if high != -low:
+            raise RuntimeError(
+                f"this rank is at layer {name!r} of its backward pass and another rank at another one: with process_group=... "
+                "all ranks must use embeddings in one order"
+            )
+        self.add(mine)
+        return mine
+
     def add(self, *tensors: Tensor) -> None:
         """Replace each tensor by its sum over the ranks."""
         if self.count > 1:

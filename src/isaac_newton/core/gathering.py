@@ -37,6 +37,8 @@ class Gathering:
         #: Under FSDP2: the optimizer's parameter. Gradients wait in places of their own before they arrive there.
         self._home: Tensor | None = None
         self._gradient: tuple[TensorWeakRef, int] | None = None
+        #: Whether that had a number other than zero, and its version: what is cleared later has another, or no zeros before.
+        self._filled: tuple[Tensor | bool, int] = True, -1
         self._changes = -1
         #: Whether a gradient was cleared since the last step.
         self._dropped = False
@@ -95,12 +97,14 @@ class Gathering:
         if gradient is None:
             self.drop(parameter)
         elif self.grown or not self._is_known(gradient):
-            numbers = torch_private.sparse_parts(gradient)[0] if gradient.is_sparse else gradient
-            there = numbers.any()
-            if there.is_cuda and self._run.bound and self._is_known(gradient):
+            there = _is_filled(gradient)
+            before, version = self._filled
+            if self._is_known(gradient) and version == torch_private.version(gradient):
+                there = there | ~before if isinstance(before, Tensor) else there or not before  # nobody has touched it
+            if isinstance(there, Tensor) and self._run.bound and self._is_known(gradient):
                 for moment in self.moments.values():
                     moment.keep_if(there)  # nothing waits for the device
-            elif not there.item():
+            elif not there:
                 self.drop(parameter)
             else:
                 self._strange |= not self._explains(gradient)
@@ -117,10 +121,14 @@ class Gathering:
         self._arrived |= parameter is self._home
         now = torch_private.current_pass()
         waiting = self._waiting.get(now)
-        if waiting is not None and waiting[0] is parameter:
+        if waiting is None:
+            return
+        if waiting[0] is parameter:
             self.take_in(now)
             if torch.compiler.is_compiling():
                 self._remember(parameter)  # there is no end of the pass
+        elif parameter is not self._home:
+            self._run.warn_about_lent()
 
     def take_in(self, which: int) -> None:
         """The parameter has received its gradient of this pass."""
@@ -142,6 +150,8 @@ class Gathering:
     def _remember(self, parameter: Tensor) -> None:
         gradient, self._changes = parameter.grad, torch_private.version(parameter)
         self._gradient = None if gradient is None else (TensorWeakRef(gradient), _address(gradient))
+        if gradient is not None and self._home is None and not torch.compiler.is_compiling():
+            self._filled = _is_filled(gradient), torch_private.version(gradient)
 
     # ------------------------------------------------------------------------------------------------------ at the step
 
@@ -179,6 +189,14 @@ class Gathering:
         # Of a pass that ended in an exception.
         now = torch_private.current_pass()
         self._waiting = {which: waiting for which, waiting in self._waiting.items() if which == now}
+
+
+def _is_filled(gradient: Tensor) -> Tensor | bool:
+    """Whether it has a number other than zero; on a GPU not known yet."""
+    numbers = torch_private.sparse_parts(gradient)[0] if gradient.is_sparse else gradient
+    if numbers.is_cuda:
+        return numbers.any()
+    return bool(numbers[:1].any()) or bool(numbers.any())  # one row tells it nearly always, and at once
 
 
 def _address(gradient: Tensor) -> int:

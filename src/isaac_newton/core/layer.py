@@ -184,7 +184,7 @@ class ConditionedLayer:
         if self.run.options.when != "step":
             return None
         name, start, stop = _find(self.module, weight)
-        if isinstance(weight, nn.Parameter) and not torch.compiler.is_compiling():
+        if weight.is_leaf and torch_private.has_values(weight) and not torch.compiler.is_compiling():
             # Compiled autograd knows the hooks that are there when a backward pass begins.
             self.gathering(name).watch(weight)
         bias_name = None if bias is None else _find(self.module, bias)[0]
@@ -233,8 +233,6 @@ def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:
     """The name of the parameter that this tensor is, or a slice of whose rows it is, and which rows."""
     for name, parameter in module.named_parameters():
         if tensor is parameter:
-            if not isinstance(tensor, nn.Parameter) and tensor.is_leaf:
-                break  # lent by torch.func.functional_call: its gradient arrives outside of the model
             return name, 0, len(parameter)
         whole = torch_private.base(tensor) is parameter
         if whole and tensor.stride() == parameter.stride() and tensor.shape[1:] == parameter.shape[1:]:

@@ -184,6 +184,7 @@ class Run:
     _missed: int = field(default=0, repr=False)
     _said: bool = field(default=False, repr=False)
     _strange: bool = field(default=False, repr=False)
+    _lent: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         LIVE.add(self)
@@ -331,6 +332,18 @@ class Run:
             warnings.warn(
                 f"the gradient of {named} is not the sum of the backward passes since the last step, or its rows cannot be "
                 "joined: it stays plain. Run the passes whose gradients you sum by hand inside of `with handle.gathering():`",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def warn_about_lent(self) -> None:
+        """A gradient arrived at a weight that the layer does not hold: said once."""
+        if not self._lent:
+            self._lent = True
+            warnings.warn(
+                "when='step', but a layer was called with a weight of somebody else (torch.func.functional_call), whose "
+                "gradient no step conditions: it stays plain. Use when='backward' for it, or `with handle.plain():` if that is "
+                "meant",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -95,7 +95,7 @@ def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tenso
     counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
     counts = counts.index_add(0, tokens, counted.to(counts.dtype))
     if run.options.ranks is not None and run.options.when == "backward" and run.row_observer is None:
-        counts = run.options.ranks.exchange({(site.name, 0): counts[None, None]})[site.name, 0].sum((0, 1))
+        counts = run.options.ranks.total(site.name, counts)
     return counts
 
 
