@@ -6,6 +6,7 @@ Run as a script in a process of its own: `python tests/test_kernels.py subtract 
 import importlib
 import itertools
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -116,14 +117,20 @@ def inverse_small(device: str) -> None:
         check_inverses(module, xs, 0.7, "mean", [module.MULTIPLIED] * count)
     assert module.inverses([], 0.3, "", []) == []
     check_careful(module, 20, device)
-    errors = []
-    for _ in range(4):  # differences a tenth of their parts, for which 2⁻²³ of the trace is much
-        x = torch.randn(60, 400, device=device) / 2 + 1
-        gradient = (torch.randn(5, 60, device=device) @ x).double()
-        exact = gradient - gradient @ x.double().mT @ exact_inverse(x, 0.3, "", module.SCALED)[1]
-        inverse = module.inverses([x], 0.3, "", [module.SCALED])[0].inverse.double()
-        errors.append(relative_error(gradient - gradient @ x.double().mT @ inverse @ x.double(), exact))
-    assert sum(errors) / 4 < 1.6e-4, errors
+    # Differences a tenth of their parts, for which 2⁻²³ of the trace is much: raising every pivot by it gives a median of 6.5.
+    errors, random = [], torch.Generator().manual_seed(0)
+    for _ in range(12):
+        x = torch.randn(60, 400, generator=random) / 2 + 1
+        gradient, wide = (torch.randn(5, 60, generator=random) @ x).double(), x.double()
+
+        def error(inverse: Tensor, wide: Tensor = wide, gradient: Tensor = gradient) -> float:
+            exact = exact_inverse(wide, 0.3, "", module.SCALED)[1]
+            rows = gradient @ wide.mT
+            return relative_error(gradient - rows @ inverse.double() @ wide, gradient - rows @ exact)
+
+        library = torch.linalg.inv(torch.eye(60) + x @ x.mT / 18) / 18
+        errors.append(error(module.inverses([x.to(device)], 0.3, "", [module.SCALED])[0].inverse.cpu()) / error(library))
+    assert statistics.median(errors) < 5, errors
 
 
 # Differences

@@ -26,12 +26,10 @@ def gathered_bytes(shape: Shape, setting: Setting, machine: Machine) -> float:
 
 def summed_bytes(shape: Shape, work: Workload, setting: Setting, machine: Machine) -> tuple[float, float, float]:
     """Per step: bytes that one GPU gives to all-reduce, bytes that it receives from all-gather, and how many collectives."""
-    if work.gpus == 1:
+    if work.gpus == 1 or (setting.when == "backward" and not setting.all_ranks):
         return 0.0, 0.0, 0.0
     layers = conditioned(shape, setting)
     if setting.when == "backward":
-        if not setting.all_ranks:
-            return 0.0, 0.0, 0.0
         leaders = {layer.source: layer for layer in layers}.values()
         rows = rows_of(work, setting) * work.gpus
         received = sum(layer.copies * (4 * rows * layer.inputs + 8 * work.gpus) for layer in leaders)
