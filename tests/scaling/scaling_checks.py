@@ -27,6 +27,7 @@ from tallies import (
 from isaac_lab.bench import timing
 from isaac_lab.records import origin, write
 from isaac_lab.scaling import (
+    AUTOMATIC,
     H100,
     Layer,
     Machine,
@@ -44,7 +45,7 @@ from isaac_lab.scaling import (
     temporary_in_backward,
 )
 
-__all__ = ["CPU", "checks", "communication_cases", "predicted_flops", "record"]
+__all__ = ["CPU", "check_models", "checks", "communication_cases", "predicted_flops", "record"]
 
 Check = dict[str, Any]
 
@@ -64,6 +65,7 @@ CPU = Machine(
     inverse=2 / 3,
     exact_inverses=False,
     column=0.0,
+    swept=0,
 )
 RANKS = (2, 4)
 #: What records of `isaac-newton bench` were measured on: an H100 with more and faster memory.
@@ -286,6 +288,42 @@ def _check_device(bench: Path) -> Iterator[Check]:
             yield from _check_encoder(shapes, mode)
         if scaling is not None:
             yield from _check_chain(scaling, mode)
+    models = _read(bench / "models-cuda-eager.json")
+    if models is not None:
+        yield from check_models(models)
+
+
+#: Of `isaac-newton bench models`: what each is here, tokens of a step, and tokens of a sequence.
+MODELS = {
+    "bert": (Shape("BERT-base", 12, 768, 3072, 2), 4096, 128),
+    "bert-large": (Shape("BERT-large", 24, 1024, 4096, 2), 8192, 256),
+    "gpt2": (Shape("GPT-2, 124M", 12, 768, 3072, 50257, tied=True), 8192, 1024),
+}
+#: Their options. A head that is tied, or of two classes, is not conditioned, or nothing beside the rest.
+OPTIONS = {
+    "auto": replace(AUTOMATIC, exclude=("head",)),
+    "max_rows=64": Setting(max_rows=64, exclude=("head",)),
+    "max_rows=256": Setting(max_rows=256, exclude=("head",)),
+    "reduce": Setting(sharing="reduce", exclude=("head",)),
+    "expand": Setting(exclude=("head",)),
+}
+
+
+def check_models(found: Mapping[str, Any]) -> Iterator[Check]:
+    """For how much longer the GPU is busy; what the host takes is not in it."""
+    how = f"H200, eager, `models-cuda-eager.json` of {found['time'][:10]}"
+    for case in found["cases"]:
+        if case["name"] not in MODELS:
+            continue
+        shape, tokens, length = MODELS[case["name"]]
+        work = Workload(gpus=1, tokens=tokens, length=length, causal=False)
+        busy = {method["name"]: method["device_seconds"] for method in case["methods"]}
+        for name, setting in OPTIONS.items():
+            seconds = sum(op.seconds(H200) for op in operations(shape, work, setting, H200))
+            measured = busy[name] - busy["gradient"]
+            yield _check(
+                "device", f"{shape.name}: {name}, time the GPU is busy beyond plain", how, 1e3 * seconds, 1e3 * measured, "ms"
+            )
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -50,7 +50,7 @@ def scaling(
     plan = report.Plan(machine, shapes, counts, work, limit / 100)
     if page is None:
         found = report.cells(plan)
-        for made in (report.naive, report.chosen):
+        for made in (report.automatic, report.chosen):
             console.print(made(found, plan.limit).terminal())
         console.print(
             f"A model, not a measurement: {machine.name}, {tokens:,} tokens per GPU in sequences of {length:,}. Shares of the "

@@ -7,22 +7,34 @@ from functools import partial
 from typing import Any
 
 from isaac_lab.report.tables import Table, table
-from isaac_lab.scaling import LIMIT, Machine, Overhead, Setting, Shape, Workload, best, overhead, plain_memory, plain_seconds
+from isaac_lab.scaling import (
+    AUTOMATIC,
+    LIMIT,
+    Machine,
+    Overhead,
+    Setting,
+    Shape,
+    Workload,
+    best,
+    overhead,
+    plain_memory,
+    plain_seconds,
+)
 
-__all__ = ["AVERAGED", "DEFAULTS", "FEW", "RARE", "Cell", "Plan", "blocks", "cell", "cells", "chosen", "naive"]
+__all__ = ["AVERAGED", "EVERY_ROW", "RARE", "Cell", "Plan", "automatic", "blocks", "cell", "cells", "chosen"]
 
 Record = dict[str, Any]
 
-DEFAULTS = Setting()
+EVERY_ROW = Setting()
 #: What the recipes propose for language models.
 AVERAGED = Setting(when="step", decay=0.9, refresh=20, power=0.5)
-FEW = Setting(max_rows=64, tf32=True)
 RARE = Setting(when="step", max_rows=256, refresh=100, tf32=True)
 COMPARED = (
-    DEFAULTS,
+    AUTOMATIC,
+    Setting(max_rows=256),
+    Setting(sharing="reduce"),
+    EVERY_ROW,
     Setting(tf32=True),
-    Setting(sharing="reduce", tf32=True),
-    FEW,
     Setting(when="step", tf32=True),
     Setting(when="step", decay=0.9, refresh=20, tf32=True),
     Setting(when="step", decay=0.9, refresh=20, power=0.5, tf32=True),
@@ -73,7 +85,7 @@ class Cell:
         seconds: Of a plain step.
         bytes: Of a plain step on one GPU, at its peak.
         fits: Whether the plain step does.
-        naive: What the defaults of `attach` add.
+        automatic: What `attach(model)` adds.
         setting: The one that stays below the limit or, if there is none, the fastest that fits; None if none does.
         reached: Whether it stays below the limit in time and bytes sent.
         cost: What it adds.
@@ -84,7 +96,7 @@ class Cell:
     seconds: float
     bytes: float
     fits: bool
-    naive: Overhead
+    automatic: Overhead
     setting: Setting | None = None
     reached: bool = False
     cost: Overhead | None = None
@@ -97,9 +109,9 @@ def cells(plan: Plan) -> list[Cell]:
 
 def cell(shape: Shape, work: Workload, plan: Plan) -> Cell:
     """One model with one workload."""
-    naive = overhead(shape, work, DEFAULTS, plan.machine)
+    automatic = overhead(shape, work, AUTOMATIC, plan.machine)
     plain = plain_seconds(shape, work, plan.machine), sum(plain_memory(shape, work))
-    found = Cell(shape, work.gpus, *plain, naive.plain_fits, naive)
+    found = Cell(shape, work.gpus, *plain, automatic.plain_fits, automatic)
     if not found.fits:
         return found
     reached, fastest = best(shape, work, plan.machine, limit=plan.limit)
@@ -108,13 +120,13 @@ def cell(shape: Shape, work: Workload, plan: Plan) -> Cell:
     return dataclasses.replace(found, setting=setting, reached=reached is not None, cost=cost)
 
 
-def naive(found: Sequence[Cell], limit: float) -> Table:
-    """Plain steps, and what the defaults add."""
-    headings = ["Model", "GPUs", "Plain step", "Plain GB", "Defaults: compute", *COSTS]
+def automatic(found: Sequence[Cell], limit: float) -> Table:
+    """Plain steps, and what `attach(model)` adds."""
+    headings = ["Model", "GPUs", "Plain step", "Plain GB", "Compute", *COSTS]
     body = []
     for one in found:
         line = [one.shape.name, str(one.gpus), _seconds(one.seconds), f"{one.bytes / 1e9:.1f}"]
-        body.append([*line, *(_costs(one.naive, limit) if one.fits else ["does not fit", *[""] * len(COSTS)])])
+        body.append([*line, *(_costs(one.automatic, limit) if one.fits else ["does not fit", *[""] * len(COSTS)])])
     return table(headings, body, ("Model", headings[2]) if "setting" in headings[2] else ("Model",))
 
 
@@ -159,7 +171,7 @@ def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], s
     return {
         "plan": lambda: _about(plan, command),
         "summary": lambda: _summary(plan, found),
-        "defaults": lambda: naive(found, plan.limit).markdown(),
+        "automatic": lambda: automatic(found, plan.limit).markdown(),
         "chosen": lambda: chosen(found, plan.limit).markdown(),
         "settings": lambda: _comparison(plan),
         "tokens": lambda: _tokens(plan),
@@ -181,21 +193,23 @@ def _about(plan: Plan, command: str) -> str:
 
 def _summary(plan: Plan, found: Sequence[Cell]) -> str:
     fitting = [cell for cell in found if cell.fits]
-    naive = [cell.naive.time for cell in fitting]
+    added = [cell.automatic for cell in fitting]
+    every = [overhead(cell.shape, plan.at(cell.gpus), EVERY_ROW, plan.machine).time for cell in fitting]
     reached = [cell for cell in fitting if cell.reached]
-    fully = [cell for cell in reached if cell.cost is not None and cell.cost.memory < plan.limit]
-    missed = list(dict.fromkeys(cell.shape.name for cell in fitting if not cell.reached))
-    percent = f"{100 * plan.limit:g} %"
+    times, memory = (f"{_percent(min(shares))} to {_percent(max(shares))}" for shares in _shares(added))
     lines = [
-        f"- With the defaults of `attach` (every row, in each backward pass) a step takes {1 + min(naive):.0f} to "
-        f"{1 + max(naive):.0f} times\n  the plain one. They are made for small batches: at {plan.work.tokens:,} rows Gram "
-        "matrices and inverses are in float64\n  and the weight gradient in float32, while a plain step runs in bf16.",
-        f"- In {len(reached)} of {len(fitting)} cells in which the plain step fits, some setting stays below {percent} in "
-        f"time and in bytes\n  sent and fits into the GPU. In memory it stays below that in {len(fully) or 'none'} of them.",
+        f"- `attach(model)` adds {times} of a step's time, {memory} of its memory,\n  and nothing to what is sent.",
+        f"- Every row (`damping=λ`, the paper's form) takes {1 + min(every):.0f} to {1 + max(every):.0f} times the plain step.",
+        f"  It is made for small batches: at {plan.work.tokens:,} rows Gram matrices and inverses are in float64.",
+        f"- Some setting adds less than {100 * plan.limit:g} % of the time in {len(reached)} of {len(fitting)} cells in which",
+        "  the plain step fits.",
     ]
-    if missed:
-        lines.append(f"- With this many tokens no setting does, on some or all numbers of GPUs, at {', '.join(missed)}.")
     return "\n".join(lines)
+
+
+def _shares(costs: Sequence[Overhead]) -> tuple[list[float], list[float]]:
+    """Of time, and of memory."""
+    return [cost.time for cost in costs], [cost.memory for cost in costs]
 
 
 def _both(settings: Sequence[Setting], plan: Plan) -> str:
@@ -214,13 +228,12 @@ def _both(settings: Sequence[Setting], plan: Plan) -> str:
 
 def _comparison(plan: Plan) -> str:
     largest = max(plan.shapes, key=lambda shape: shape.parameters)
-    terms = overhead(largest, plan.at(plan.middle), FEW, plan.machine).seconds
-    application, drawn = (100 * terms[term] / sum(terms.values()) for term in ("application", "rows"))
+    terms = overhead(largest, plan.at(plan.middle), AUTOMATIC, plan.machine).seconds
+    share = 100 * terms["application"] / sum(terms.values())
     return (
         f"{_both(COMPARED, plan)}\n"
-        f"With `max_rows={FEW.max_rows}` at {largest.name}, {application:.0f} % of the added time is the application: the "
-        "gradient of a layer is brought to float32,\nmultiplied, subtracted and rounded again, about 32 bytes of traffic per "
-        f"weight. {drawn:.0f} % is the rows: all of a layer's input is\nbrought to float32 before a few rows of it are drawn.\n"
+        f"With `attach(model)` at {largest.name}, {share:.0f} % of the added time is the application: 4 · 64 operations\n"
+        "for each weight, in float32 on tensor cores.\n"
     )
 
 
@@ -263,6 +276,8 @@ _SOURCES = {
     "covariance": ("bytes per number in a covariance", 1, "the library: float32 on a GPU, float64 on a CPU"),
     "inverse": ("FLOP of an inverse from its factor, over n³", 1, "torch solves for it with cuSOLVER; LAPACK needs 2/3"),
     "fused": ("rows up to which an inverse is one float32 kernel", 1, "the library"),
+    "swept": ("rows up to which gradients are subtracted from by a kernel", 1, "the library"),
+    "subtracts": ("TFLOP/s that this kernel attains", 1e12, "BERT on an H200, `models-cuda-eager.json`; under the checks"),
 }
 
 

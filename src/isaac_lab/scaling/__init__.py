@@ -23,6 +23,7 @@ from isaac_lab.scaling.storage import (
 )
 
 __all__ = [
+    "AUTOMATIC",
     "H100",
     "LIMIT",
     "SHAPES",
@@ -111,6 +112,8 @@ def overhead(shape: Shape, work: Workload, setting: Setting, machine: Machine) -
     )
 
 
+#: What `attach` does by itself.
+AUTOMATIC = Setting(max_rows=64, automatic=True)
 ROWS = (None, 4096, 1024, 256, 64, 16)
 REFRESHES = (1, 5, 10, 20, 50, 100, 200, 500)
 EXCLUDED: tuple[tuple[str, ...], ...] = ((), ("down",), ("down", "head"))
@@ -122,7 +125,7 @@ def candidates(shape: Shape) -> tuple[Setting, ...]:
     found = []
     for exclude in EXCLUDED:
         common: dict[str, Any] = {"exclude": exclude, "tf32": True}
-        found += [Setting(max_rows=rows, **common) for rows in ROWS]
+        found += [Setting(max_rows=rows, automatic=rows == AUTOMATIC.max_rows, **common) for rows in ROWS]
         found.append(Setting(sharing="reduce", **common))
         found += [
             Setting(when="step", max_rows=rows, refresh=refresh, decay=decay, **common)

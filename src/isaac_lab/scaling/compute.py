@@ -1,11 +1,14 @@
 """Arithmetic and memory traffic that ζ* adds to a step, operator by operator."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isaac_lab.scaling.sizes import Layer, Machine, Precision, Setting, Shape, Workload, conditioned, rows_of
 
 __all__ = ["Op", "operations"]
+
+#: Layers whose small inverses one launch computes beside each other.
+_TOGETHER = 16
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def _inverse(rows: float, width: float, copies: float, machine: Machine) -> Iter
 
 
 def _every_row(layer: Layer, work: Workload, machine: Machine, leads: bool) -> Iterator[Op]:
-    """`autograd._Linear`: the weight gradient is formed through the inverse, in float32."""
+    """The form of its own: the weight gradient is formed through the inverse, in float32."""
     t, n, m, passes = work.tokens, layer.inputs, layer.outputs, work.micro_batches
     yield Op("rows", traffic=passes * (_cast(t * n, machine) + _cast(t * m, machine)))
     if leads:
@@ -92,9 +95,12 @@ def _every_row(layer: Layer, work: Workload, machine: Machine, leads: bool) -> I
 
 
 def _few_rows(layer: Layer, work: Workload, setting: Setting, machine: Machine, leads: bool) -> Iterator[Op]:
-    """`autograd._Condition`: torch forms the gradient, and it is multiplied from the right."""
+    """A node over the weight: torch forms the gradient, and it is multiplied from the right."""
     n, m, passes = layer.inputs, layer.outputs, work.micro_batches
     k = rows_of(work, setting)
+    if k < n and k <= machine.swept and not setting.all_ranks:
+        yield from _swept(layer, work, setting, machine, leads)
+        return
     if leads:
         yield Op("rows", traffic=passes * _gather_traffic(n, k, work, setting, machine))
     if setting.all_ranks:
@@ -106,6 +112,18 @@ def _few_rows(layer: Layer, work: Workload, setting: Setting, machine: Machine, 
     if k < n:
         flops, traffic = 4 * k * m * n + 2 * k**2 * m, 20 * m * n + 16 * m * k + 8 * k * n
     yield Op("application", passes * flops, "single", passes * (traffic + casts))
+
+
+def _swept(layer: Layer, work: Workload, setting: Setting, machine: Machine, leads: bool) -> Iterator[Op]:
+    """The kernels over lists: rows that are drawn are all that is read of an input, and a gradient keeps its type."""
+    n, m, passes, k = layer.inputs, layer.outputs, work.micro_batches, rows_of(work, setting)
+    if leads:
+        read = work.tokens if setting.sharing == "reduce" else k
+        yield Op("rows", traffic=passes * (machine.activation * read + 4 * k) * n)
+        for op in _inverse(k, n, passes, machine):
+            yield replace(op, columns=op.columns / _TOGETHER)
+    traffic = 3 * machine.activation * m * n + 12 * m * k + 8 * k * n
+    yield Op("application", passes * (4 * k * m * n + 2 * k**2 * m), "swept", passes * traffic)
 
 
 def _gather_traffic(n: int, k: int, work: Workload, setting: Setting, machine: Machine) -> float:

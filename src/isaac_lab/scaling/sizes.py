@@ -18,7 +18,7 @@ __all__ = [
     "rows_of",
 ]
 
-Precision: TypeAlias = Literal["half", "single", "double", "factor", "eigen"]
+Precision: TypeAlias = Literal["half", "single", "double", "factor", "eigen", "swept"]
 
 
 def _at_least(name: str, value: object, least: int) -> None:
@@ -154,6 +154,7 @@ class Setting:
         exclude: Names of layers that stay plain.
         all_ranks: `process_group`, with "backward": rows of all GPUs feed each conditioner.
         tf32: `torch.set_float32_matmul_precision("high")`.
+        automatic: `attach` without a damping, which draws at most `max_rows` rows and keeps the norm.
     """
 
     when: Literal["backward", "step"] = "backward"
@@ -165,6 +166,7 @@ class Setting:
     exclude: tuple[str, ...] = ()
     all_ranks: bool = False
     tf32: bool = False
+    automatic: bool = False
 
     def __post_init__(self) -> None:
         if self.when not in ("backward", "step"):
@@ -195,17 +197,18 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """The options that differ from their defaults, as one would write them."""
-        parts = [f'when="{self.when}"'] if self.when == "step" else []
+        """The options that differ from those of the paper's form, as one would write them."""
+        parts = ["attach(model)"] if self.automatic else []
+        parts += [f'when="{self.when}"'] if self.when == "step" else []
         parts += [f'sharing="{self.sharing}"'] if self.sharing == "reduce" else []
-        parts += [f"max_rows={self.max_rows}"] if self.max_rows is not None else []
+        parts += [f"max_rows={self.max_rows}"] if self.max_rows is not None and not self.automatic else []
         parts += [f"decay={self.decay:g}"] if self.decay else []
         parts += [f"refresh={self.refresh}"] if self.refresh > 1 else []
         parts += [f"power={self.power:g}"] if self.power != 1 else []
         parts += [f"exclude {' and '.join(self.exclude)}"] if self.exclude else []
         parts += ["process_group"] if self.all_ranks else []
         parts += ["TF32"] if self.tf32 else []
-        return ", ".join(parts) or "the defaults"
+        return ", ".join(parts) or "every row"
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,8 @@ class Machine:
         inverse: FLOPs of the inverse from the factor, over n³: 2 where it is solved for, 2/3 where LAPACK forms it.
         exact_inverses: Inverses of a backward pass are computed in float64 beyond `fused` rows.
         fused: Up to so many rows one float32 kernel does it.
+        swept: Rows up to which kernels of the library draw or average them, and subtract what gradients share with them.
+        subtracts: FLOP/s that those attain which subtract.
     """
 
     name: str
@@ -261,9 +266,11 @@ class Machine:
     inverse: float = 2.0
     exact_inverses: bool = True
     fused: int = 128
+    swept: int = 256
+    subtracts: float = 20e12
 
     def __post_init__(self) -> None:
-        for name in ("memory", "half", "single", "tensor_single", "double", "bandwidth", "nvlink", "network"):
+        for name in ("memory", "half", "single", "tensor_single", "double", "bandwidth", "nvlink", "network", "subtracts"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be > 0 and finite, got {getattr(self, name)}")
         for name in ("step", "product", "factor", "eigen", "copy", "link"):
@@ -273,7 +280,7 @@ class Machine:
         for name in ("column", "collective", "inverse"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        for name, least in (("per_node", 1), ("fused", 0)):
+        for name, least in (("per_node", 1), ("fused", 0), ("swept", 0)):
             _at_least(name, getattr(self, name), least)
         if self.activation not in (2, 4) or self.covariance not in (4, 8):
             sizes = f"got {self.activation} and {self.covariance}"
@@ -283,6 +290,8 @@ class Machine:
         """FLOP/s that are attained."""
         if precision == "half":
             return self.step * self.half
+        if precision == "swept":
+            return self.subtracts
         if precision == "single":
             return self.product * (self.tensor_single if tf32 else self.single)
         return {"double": self.product, "factor": self.factor, "eigen": self.eigen}[precision] * self.double

@@ -47,6 +47,10 @@ def summed_bytes(shape: Shape, work: Workload, setting: Setting, machine: Machin
 def temporary_in_backward(layer: Layer, work: Workload, setting: Setting, machine: Machine) -> float:
     """Bytes that one layer needs for a moment in the backward pass, beyond what torch needs."""
     t, n, m, half = work.tokens, layer.inputs, layer.outputs, machine.activation != 4
+    k = rows_of(work, setting)
+    if setting.when == "backward" and k < n and k <= machine.swept and not (setting.takes_every_row or setting.all_ranks):
+        # Rows, the same multiplied, what the gradient has in common with them, and the result.
+        return 8 * k * n + 8 * k * m + machine.activation * m * n
     if not setting.takes_every_row:
         cast, rows = 4 * t * n if half else 0, 4 * rows_of(work, setting) * n
         # The gradient in float32, what is left of it, and that rounded; a gradient that is in float32 is torch's own.
