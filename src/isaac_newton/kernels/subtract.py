@@ -273,15 +273,17 @@ def _take(
     block, first = program % blocks, program // blocks * FEATURES
     o = block * OUTPUTS + tl.arange(0, OUTPUTS)
     c = first + tl.arange(0, FEATURES)
+    inside = (o[:, None] < outputs) & (c[None, :] < features)
+    # Asked for first: it comes from far, and the product can be formed meanwhile.
+    own = tl.load(gradient + _places(o, c, stride, TRANSPOSED), mask=inside, other=0.0).to(tl.float32)
     seen = work + size_of(numbers + 4, True) + block.to(tl.int64) * OUTPUTS * ROWS + tl.arange(0, OUTPUTS)[:, None] * ROWS
     total = tl.zeros((OUTPUTS, FEATURES), dtype=tl.float32)
     for start in range(0, ROWS, SOME):
         i = start + tl.arange(0, SOME)
-        inside = (i[:, None] < rows) & (c[None, :] < features)
-        tile = tl.load(multiplied + i[:, None] * features + c[None, :], mask=inside, other=0.0)
+        there = (i[:, None] < rows) & (c[None, :] < features)
+        tile = tl.load(multiplied + i[:, None] * features + c[None, :], mask=there, other=0.0)
         total = tl.dot(tl.load(seen + i[None, :]), tile, total, input_precision="tf32x3")
-    inside = (o[:, None] < outputs) & (c[None, :] < features)
-    left = tl.load(gradient + _places(o, c, stride, TRANSPOSED), mask=inside, other=0.0).to(tl.float32) - total
+    left = own - total
     if NORM:
         left = left * _ratio(work + tl.load(numbers + 5), blocks)
     tl.store(result + _places(o, c, to_stride, TRANSPOSED), left.to(TYPE), mask=inside)
