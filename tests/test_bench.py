@@ -365,3 +365,10 @@ def test_models_as_people_train_them_have_stand_ins_on_a_cpu() -> None:
         assert [method["name"] for method in case["methods"]] == list(MODEL_METHODS)
         assert all(method["ratio"]["median"] > 0 for method in case["methods"]), case
     assert "small GPT-2" in benchmarks.markdown("models.json", record)
+
+
+def test_some_of_the_models_with_some_of_their_options_have_a_record_of_their_own() -> None:
+    (record,) = runs.user_models(runs.Plan(rounds=1, models=("mlp-32",), methods=("auto",)))
+    assert runs.file_stem(record) == "models-cpu-1thread-mlp-32-gradient-auto"
+    assert record["command"].endswith(" --models mlp-32 --methods gradient,auto")
+    assert [[method["name"] for method in case["methods"]] for case in record["cases"]] == [["gradient", "auto"]]

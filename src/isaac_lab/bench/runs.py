@@ -13,7 +13,19 @@ from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, METHODS, SHAPE_METHOD
 from isaac_lab.products import float32_products
 from isaac_lab.records import origin
 
-__all__ = ["BENCHMARKS", "Plan", "case_count", "choose", "file_stem", "grid", "scaling", "shapes", "table2", "user_models"]
+__all__ = [
+    "BENCHMARKS",
+    "Plan",
+    "case_count",
+    "choose",
+    "file_stem",
+    "grid",
+    "named",
+    "scaling",
+    "shapes",
+    "table2",
+    "user_models",
+]
 
 Record = dict[str, Any]
 
@@ -33,8 +45,8 @@ class Plan:
         device: "cpu" or "cuda".
         threads: Threads that torch computes with.
         rounds: How often the methods take turns.
-        models: Of Table 2.
-        methods: Of Table 2; the plain gradient always comes first.
+        models: Of Table 2 or of "models"; all if none is named.
+        methods: Likewise; the plain gradient always comes first.
         damping: λ.
         memory: Whether Table 2 measures peak memory too.
         budget: Seconds that one point of the scaling curves may take; larger ones are left out.
@@ -44,8 +56,8 @@ class Plan:
     device: str = "cpu"
     threads: int = 1
     rounds: int = 20
-    models: tuple[str, ...] = tuple(TABLE2)
-    methods: tuple[str, ...] = tuple(METHODS)
+    models: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     damping: float = 1.0
     memory: bool = True
     budget: float = 60.0
@@ -61,13 +73,19 @@ def choose(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     return tuple(name for name in known if name in names) if names else tuple(known)
 
 
+def named(kind: str, device: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The models and methods that options can name."""
+    return (tuple(models(device)), tuple(MODEL_METHODS)) if kind == "models" else (tuple(TABLE2), tuple(METHODS))
+
+
 def table2(plan: Plan) -> Iterator[Record]:
     """Time and peak memory of a step for the models and methods of the paper's Table 2."""
-    methods = {name: METHODS[name] for name in (BASELINE, *plan.methods)}
-    options = f" --models {','.join(plan.models)} --methods {','.join(methods)}" + ("" if plan.memory else " --no-memory")
+    names = plan.models or tuple(TABLE2)
+    methods = {name: METHODS[name] for name in (BASELINE, *(plan.methods or METHODS))}
+    options = f" --models {','.join(names)} --methods {','.join(methods)}" + ("" if plan.memory else " --no-memory")
     for mode in modes(plan.device, plan.threads):
         cases = []
-        for name in plan.models:
+        for name in names:
             case = _time(TABLE2[name], methods, mode, plan, limit=SLOWEST_STEP)
             # A captured step lives in a memory pool of its own, whose peak the allocator does not tell.
             if plan.memory and not mode.captured:
@@ -109,13 +127,17 @@ def shapes(plan: Plan) -> Iterator[Record]:
 
 def user_models(plan: Plan) -> Iterator[Record]:
     """Models as people train them, eager and captured, with fused AdamW."""
+    known = models(plan.device)
+    problems = [known[name] for name in known if name in (plan.models or known)]
+    methods = {name: MODEL_METHODS[name] for name in MODEL_METHODS if name in (BASELINE, *(plan.methods or MODEL_METHODS))}
+    every = len(problems) == len(known) and len(methods) == len(MODEL_METHODS)
+    options = "" if every else f" --models {','.join(one.name for one in problems)} --methods {','.join(methods)}"
     for mode in modes(plan.device, plan.threads):
-        problems = models(plan.device).values()
-        cases = [_time(problem, MODEL_METHODS, mode, plan) for problem in problems]
+        cases = [_time(problem, methods, mode, plan) for problem in problems]
         # All times first: once a profiler was there, launches take longer for the rest of the process.
         for problem, case in zip(problems, cases, strict=True):
             _add_work(problem, case, mode, plan)
-        record = _record("models", mode, plan, cases, "")
+        record = _record("models", mode, plan, cases, options)
         record["settings"] |= {"optimizer": "AdamW, fused on a GPU", "damping": 0.1, "relative": True}
         yield record
 
@@ -145,10 +167,10 @@ BENCHMARKS: Mapping[str, Callable[[Plan], Iterator[Record]]] = {
 def case_count(kind: str, plan: Plan) -> int:
     """How many cases a benchmark has, over all modes; what `Plan.tick` adds up to."""
     cases = {
-        "table2": len(plan.models),
+        "table2": len(plan.models or TABLE2),
         "scaling": len(BATCHES) + len(WIDTHS),
         "shapes": len(SHAPE_METHODS),
-        "models": len(models(plan.device)) if kind == "models" else 0,
+        "models": len(plan.models or models(plan.device)) if kind == "models" else 0,
         "grid": 1 if plan.device == "cpu" else 2,
     }
     return cases[kind] * len(modes(plan.device, plan.threads))
@@ -159,11 +181,12 @@ def file_stem(record: Record) -> str:
     parts = [record["kind"], record["mode"]]
     if record["kind"] != "models" and record["settings"]["damping"] != Plan.damping:
         parts.append(f"damping{record['settings']['damping']:g}")
-    if record["kind"] == "table2":
+    if record["kind"] in ("table2", "models"):
         names = [case["name"] for case in record["cases"]]
         methods = [method["name"] for method in record["cases"][0]["methods"]]
-        parts += names if names != list(TABLE2) else []
-        parts += methods if methods != list(METHODS) else []
+        if record["kind"] == "table2" or " --models " in record["command"]:
+            parts += names if names != list(TABLE2) else []
+            parts += methods if methods != list(METHODS) else []
     return "-".join(parts)
 
 

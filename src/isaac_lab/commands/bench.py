@@ -53,10 +53,18 @@ def bench(
     threads: Annotated[int, typer.Option(callback=at_least_one, help="Threads of the CPU.")] = 1,
     rounds: Annotated[int, typer.Option(callback=at_least_one, help="How often the methods take turns.")] = 20,
     models: Annotated[
-        str, typer.Option(help="Of table2, comma-separated: 100, 400, 1600, 6400, autoencoder; all unless given.")
+        str,
+        typer.Option(
+            help="Comma-separated. Of table2: 100, 400, 1600, 6400, autoencoder. Of models: bert, bert-large, gpt2, vit, "
+            "resnet50, mlp-256, mlp-1024. All unless given."
+        ),
     ] = "",
     methods: Annotated[
-        str, typer.Option(help="Of table2, beside the gradient: paper, zeta_star, zeta, kfac; all unless given.")
+        str,
+        typer.Option(
+            help="Beside the gradient. Of table2: paper, zeta_star, zeta, kfac. Of models: auto, expand, reduce, max_rows=64, "
+            "max_rows=256. All unless given."
+        ),
     ] = "",
     damping: Annotated[float, typer.Option(callback=_positive, help="λ of all methods.")] = 1.0,
     memory: Annotated[bool, typer.Option(help="Of table2: measure peak memory too.")] = True,
@@ -98,16 +106,17 @@ def _measure(kinds: list[str], device: Device, out: Path, models: str, methods: 
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.bench.modes import modes
-        from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, choose
+        from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, choose, named
         from isaac_lab.report import benchmarks
     plan = Plan(device=device.value, **settings)
     try:
         option = "--device"
         modes(plan.device, plan.threads)
         option = "--models"
-        chosen = choose(models, plan.models, "model")
+        known = named(kinds[0] if len(kinds) == 1 else "table2", plan.device)
+        chosen = choose(models, known[0], "model")
         option = "--methods"
-        plan = replace(plan, models=chosen, methods=choose(methods, plan.methods, "method"))
+        plan = replace(plan, models=chosen, methods=choose(methods, known[1], "method"))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
     check_writable(out)
@@ -117,5 +126,9 @@ def _measure(kinds: list[str], device: Device, out: Path, models: str, methods: 
         task = progress.add_task("", total=sum(case_count(kind, plan) for kind in kinds))
         plan = replace(plan, tick=lambda what, advance: progress.update(task, description=what, advance=advance))
         for kind in kinds:
-            for record in BENCHMARKS[kind](plan):
+            # With "all" the names are Table 2's.
+            every = (
+                replace(plan, models=(), methods=named(kind, plan.device)[1]) if kind == "models" and len(kinds) > 1 else plan
+            )
+            for record in BENCHMARKS[kind](every):
                 benchmarks.show(record, out, console)
