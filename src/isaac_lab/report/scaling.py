@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from isaac_lab.report.docs import wrapped
 from isaac_lab.report.tables import Table, table
 from isaac_lab.scaling import LIMIT, Machine, Overhead, Setting, Shape, Workload, best, overhead, plain_memory, plain_seconds
 
-__all__ = ["AVERAGED", "DEFAULTS", "FEW", "RARE", "Cell", "Plan", "blocks", "cell", "cells", "chosen", "naive"]
+__all__ = ["AVERAGED", "EVERY_ROW", "FEW", "RARE", "Cell", "Plan", "blocks", "cell", "cells", "chosen", "naive"]
 
 Record = dict[str, Any]
 
-DEFAULTS = Setting()
-#: What the recipes propose for language models.
+EVERY_ROW = Setting()
+#: A running average, and half of the whitening.
 AVERAGED = Setting(when="step", decay=0.9, refresh=20, power=0.5)
 FEW = Setting(max_rows=64, tf32=True)
 RARE = Setting(when="step", max_rows=256, refresh=100, tf32=True)
 COMPARED = (
-    DEFAULTS,
+    EVERY_ROW,
     Setting(tf32=True),
     Setting(sharing="reduce", tf32=True),
     FEW,
@@ -73,7 +74,7 @@ class Cell:
         seconds: Of a plain step.
         bytes: Of a plain step on one GPU, at its peak.
         fits: Whether the plain step does.
-        naive: What the defaults of `attach` add.
+        naive: What every row in each backward pass adds.
         setting: The one that stays below the limit or, if there is none, the fastest that fits; None if none does.
         reached: Whether it stays below the limit in time and bytes sent.
         cost: What it adds.
@@ -97,7 +98,7 @@ def cells(plan: Plan) -> list[Cell]:
 
 def cell(shape: Shape, work: Workload, plan: Plan) -> Cell:
     """One model with one workload."""
-    naive = overhead(shape, work, DEFAULTS, plan.machine)
+    naive = overhead(shape, work, EVERY_ROW, plan.machine)
     plain = plain_seconds(shape, work, plan.machine), sum(plain_memory(shape, work))
     found = Cell(shape, work.gpus, *plain, naive.plain_fits, naive)
     if not found.fits:
@@ -109,8 +110,8 @@ def cell(shape: Shape, work: Workload, plan: Plan) -> Cell:
 
 
 def naive(found: Sequence[Cell], limit: float) -> Table:
-    """Plain steps, and what the defaults add."""
-    headings = ["Model", "GPUs", "Plain step", "Plain GB", "Defaults: compute", *COSTS]
+    """Plain steps, and what every row in each backward pass adds."""
+    headings = ["Model", "GPUs", "Plain step", "Plain GB", "Every row: compute", *COSTS]
     body = []
     for one in found:
         line = [one.shape.name, str(one.gpus), _seconds(one.seconds), f"{one.bytes / 1e9:.1f}"]
@@ -159,7 +160,7 @@ def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], s
     return {
         "plan": lambda: _about(plan, command),
         "summary": lambda: _summary(plan, found),
-        "defaults": lambda: naive(found, plan.limit).markdown(),
+        "every-row": lambda: naive(found, plan.limit).markdown(),
         "chosen": lambda: chosen(found, plan.limit).markdown(),
         "settings": lambda: _comparison(plan),
         "tokens": lambda: _tokens(plan),
@@ -172,9 +173,9 @@ def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], s
 def _about(plan: Plan, command: str) -> str:
     work = plan.work
     micro = "one micro-batch" if work.micro_batches == 1 else f"{work.micro_batches} micro-batches"
-    return (
+    return wrapped(
         f"On {plan.gpus[0]} to {plan.gpus[-1]} GPUs, each an {plan.machine.name}, which sees {work.tokens:,} tokens in "
-        f"sequences of {work.length:,}, in {micro} per step. The\nlimit is {100 * plan.limit:g} %. Tables are filled by "
+        f"sequences of {work.length:,}, in {micro} per step. The limit is {100 * plan.limit:g} %. Tables are filled by "
         f"`{command}`; all of this can be set."
     )
 
@@ -187,15 +188,15 @@ def _summary(plan: Plan, found: Sequence[Cell]) -> str:
     missed = list(dict.fromkeys(cell.shape.name for cell in fitting if not cell.reached))
     percent = f"{100 * plan.limit:g} %"
     lines = [
-        f"- With the defaults of `attach` (every row, in each backward pass) a step takes {1 + min(naive):.0f} to "
-        f"{1 + max(naive):.0f} times\n  the plain one. They are made for small batches: at {plan.work.tokens:,} rows Gram "
-        "matrices and inverses are in float64\n  and the weight gradient in float32, while a plain step runs in bf16.",
-        f"- In {len(reached)} of {len(fitting)} cells in which the plain step fits, some setting stays below {percent} in "
-        f"time and in bytes\n  sent and fits into the GPU. In memory it stays below that in {len(fully) or 'none'} of them.",
+        f"With every row, in each backward pass (`attach(model, damping=1.0)`), a step takes {1 + min(naive):.0f} to "
+        f"{1 + max(naive):.0f} times the plain one. The paper's form is made for small batches. At {plan.work.tokens:,} rows "
+        "Gram matrices and inverses are in float64 and the weight gradient in float32, while a plain step runs in bf16.",
+        f"In {len(reached)} of {len(fitting)} cells in which the plain step fits, some setting stays below {percent} in "
+        f"time and in bytes sent and fits into the GPU. In memory it stays below that in {len(fully) or 'none'} of them.",
     ]
     if missed:
-        lines.append(f"- With this many tokens no setting does, on some or all numbers of GPUs, at {', '.join(missed)}.")
-    return "\n".join(lines)
+        lines.append(f"With this many tokens no setting does, on some or all numbers of GPUs, at {', '.join(missed)}.")
+    return "\n".join(wrapped(line, "- ", "  ") for line in lines)
 
 
 def _both(settings: Sequence[Setting], plan: Plan) -> str:
@@ -216,12 +217,12 @@ def _comparison(plan: Plan) -> str:
     largest = max(plan.shapes, key=lambda shape: shape.parameters)
     terms = overhead(largest, plan.at(plan.middle), FEW, plan.machine).seconds
     application, drawn = (100 * terms[term] / sum(terms.values()) for term in ("application", "rows"))
-    return (
-        f"{_both(COMPARED, plan)}\n"
+    words = (
         f"With `max_rows={FEW.max_rows}` at {largest.name}, {application:.0f} % of the added time is the application: the "
-        "gradient of a layer is brought to float32,\nmultiplied, subtracted and rounded again, about 32 bytes of traffic per "
-        f"weight. {drawn:.0f} % is the rows: all of a layer's input is\nbrought to float32 before a few rows of it are drawn.\n"
+        "gradient of a layer is brought to float32, multiplied, subtracted and rounded again, about 32 bytes of traffic per "
+        f"weight. {drawn:.0f} % is the rows: all of a layer's input is brought to float32 before a few rows of it are drawn."
     )
+    return f"{_both(COMPARED, plan)}\n{wrapped(words)}\n"
 
 
 def _tokens(plan: Plan) -> str:
@@ -286,7 +287,7 @@ def _record(record: Record) -> str:
     machine, versions = record["machine"], record["versions"]
     hardware = ", ".join(str(part) for part in (machine["cpu"], f"{machine['cores']} cores") if part)
     software = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    return (
+    return wrapped(
         f"Record: `results/scaling/checks.json`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. "
         f"Command: `{record['command']}`. {hardware}; {software}."
     )

@@ -3,13 +3,13 @@
 from isaac_lab.charts import lines
 from isaac_lab.charts.figure import Figure, Look, Method, look
 from isaac_lab.charts.lines import Axis, Line
-from isaac_lab.report.scaling import AVERAGED, DEFAULTS, FEW, RARE, Plan
+from isaac_lab.report.scaling import AVERAGED, EVERY_ROW, FEW, RARE, Plan
 from isaac_lab.report.scaling import cell as one_cell
 from isaac_lab.scaling import Overhead, Shape, overhead
 
 __all__ = ["figure"]
 
-LOOKS = {DEFAULTS: look("gradient"), AVERAGED: look("zeta_star"), FEW: Look("orange", (6, 4)), RARE: Look("blue")}
+LOOKS = {EVERY_ROW: look("gradient"), AVERAGED: look("zeta_star"), FEW: Look("orange", (6, 4)), RARE: Look("blue")}
 SIZE = Axis("parameters", "Parameters", ".2~s", logarithmic=True)
 TIME, MEMORY = Axis("time", "Time added, % of the plain step", ".3~r"), Axis("memory", "Peak memory added, GB per GPU", ".3~r")
 

@@ -205,7 +205,7 @@ class Setting:
         parts += [f"exclude {' and '.join(self.exclude)}"] if self.exclude else []
         parts += ["process_group"] if self.all_ranks else []
         parts += ["TF32"] if self.tf32 else []
-        return ", ".join(parts) or "the defaults"
+        return ", ".join(parts) or "every row"
 
 
 @dataclass(frozen=True)
