@@ -29,6 +29,7 @@ OUTCOMES = {
 
 def test_a_promise_holds_when_all_of_its_tests_pass() -> None:
     lines = page(OUTCOMES).splitlines()
+    assert lines[2].startswith("4 promises; fails: 1, holds: 2, skipped: 1. A promise holds when every test")
     assert "python 3.11.7, torch 2.13.0." in lines
     assert r"| a \| b | holds | but | `test_conformance.py::test_a[x]` |" in lines
     assert "| c | skipped: no onnx |  | `test_conformance.py::test_b` |" in lines

@@ -18,6 +18,7 @@ from isaac_lab.charts.draw import draw, pictures
 from isaac_lab.charts.figure import Chart, Figure, Look, Method, look
 from isaac_lab.charts.lines import Axis, Line
 from isaac_lab.records import write, write_whole
+from isaac_lab.report.docs import wrapped
 from isaac_lab.report.tables import Row, Table, table
 
 __all__ = ["CAPTION", "LEFT", "bars", "blocks", "markdown", "rows", "scaling_curves", "show"]
@@ -74,7 +75,8 @@ def markdown(name: str, record: Record) -> str:
     headings, body = rows(record)
     text = _table(headings, body)
     if record.get("left_out"):
-        text += f"\nLeft out, because a point would take longer than its budget: {'; '.join(record['left_out'])}.\n"
+        left_out = "; ".join(record["left_out"])
+        text += f"\n{wrapped(f'Left out, because a point would take longer than its budget: {left_out}.')}\n"
     return f"{text}\n{_source(name, record)}\n"
 
 
@@ -183,7 +185,7 @@ def _source(name: str, record: Record) -> str:
     machine, versions = record["machine"], record["versions"]
     hardware = ", ".join(str(part) for part in (machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores") if part)
     software = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    return (
+    return wrapped(
         f"Record: `{name}`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. Command: `{record['command']}`. "
         f"λ = {record['settings']['damping']:g}, rounds: {record['settings']['rounds']}. {hardware}; {software}."
     )

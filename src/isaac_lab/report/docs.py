@@ -4,12 +4,17 @@ A block is everything between `<!-- name -->` and `<!-- /name -->`, each on a li
 """
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from isaac_lab.records import write_whole
 
-__all__ = ["DocsError", "blocks", "check", "fill", "filled"]
+__all__ = ["DocsError", "blocks", "check", "fill", "filled", "wrapped"]
+
+
+#: Of a line of a page.
+WIDTH = 120
 
 
 class DocsError(Exception):
@@ -67,3 +72,10 @@ def fill(page: Path, made: Mapping[str, Callable[[], str]]) -> None:
     if page.exists():
         text = page.read_text(encoding="utf-8")
     write_whole(page, filled(text, made, str(page)))
+
+
+def wrapped(text: str, first: str = "", rest: str = "") -> str:
+    """A paragraph in lines that are not too long; links and figures stay whole."""
+    return textwrap.fill(
+        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )

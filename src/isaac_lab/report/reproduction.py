@@ -1,6 +1,5 @@
 """What fills docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
 
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from isaac_lab.charts.draw import draw
 from isaac_lab.claims import Claim
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict
 from isaac_lab.report import paper
+from isaac_lab.report.docs import wrapped
 from isaac_lab.report.tables import table
 from isaac_lab.report.views import calls_of, data_of, setting
 from isaac_lab.studies.paper import EXPERIMENTS
@@ -60,7 +60,7 @@ def _plural(verdict: Verdict, count: int) -> str:
 
 
 def _section(experiment: Experiment, own: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> str:
-    shows = _wrapped(_escape(f"{experiment.shows[0].upper()}{experiment.shows[1:]}."), "", "")
+    shows = wrapped(_escape(f"{experiment.shows[0].upper()}{experiment.shows[1:]}."))
     parts = [f"## {experiment.name}\n\n{shows}\n"]
     views = [view for scale in SCALES if (view := evidence.view(experiment.id, scale)).outcomes or _has_figure(view)]
     for view in views:
@@ -125,25 +125,19 @@ def _duration(seconds: float) -> str:
 
 def _claim(claim: Claim, finding: Finding) -> str:
     # The name of an anchor may not hold a dot.
-    quoted = _wrapped(f"**{claim.number}: {finding.verdict}.** “{_escape(claim.text)}”", "", "")
+    quoted = wrapped(f"**{claim.number}: {finding.verdict}.** “{_escape(claim.text)}”")
     lines = [f'<a id="{_anchor(claim)}"></a>\n\n{quoted}\n', _bullet(f"Test: {claim.test}")]
     parts = finding.figures.split("; ")
     if len(parts) == 1:
         lines.append(_bullet(f"Ours: {finding.figures}"))
     else:
-        lines += ["- Ours:", *(_wrapped(_escape(part), "    - ", "      ") for part in parts)]
+        lines += ["- Ours:", *(wrapped(_escape(part), "    - ", "      ") for part in parts)]
     lines += [_bullet(f"Scale: {finding.scale}")] if finding.scale else []
     return "\n".join(lines) + "\n"
 
 
 def _bullet(text: str) -> str:
-    return _wrapped(_escape(text), "- ", "  ")
-
-
-def _wrapped(text: str, first: str, rest: str) -> str:
-    return textwrap.fill(
-        text, 120, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )
+    return wrapped(_escape(text), "- ", "  ")
 
 
 def _anchor(claim: Claim) -> str:

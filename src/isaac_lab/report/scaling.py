@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from isaac_lab.report.docs import wrapped
 from isaac_lab.report.tables import Table, table
 from isaac_lab.scaling import (
     AUTOMATIC,
@@ -26,7 +27,7 @@ __all__ = ["AVERAGED", "EVERY_ROW", "RARE", "Cell", "Plan", "automatic", "blocks
 Record = dict[str, Any]
 
 EVERY_ROW = Setting()
-#: What the recipes propose for language models.
+#: A running average, and half of the whitening.
 AVERAGED = Setting(when="step", decay=0.9, refresh=20, power=0.5)
 RARE = Setting(when="step", max_rows=256, refresh=100, tf32=True)
 COMPARED = (
@@ -184,9 +185,9 @@ def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], s
 def _about(plan: Plan, command: str) -> str:
     work = plan.work
     micro = "one micro-batch" if work.micro_batches == 1 else f"{work.micro_batches} micro-batches"
-    return (
+    return wrapped(
         f"On {plan.gpus[0]} to {plan.gpus[-1]} GPUs, each an {plan.machine.name}, which sees {work.tokens:,} tokens in "
-        f"sequences of {work.length:,}, in {micro} per step. The\nlimit is {100 * plan.limit:g} %. Tables are filled by "
+        f"sequences of {work.length:,}, in {micro} per step. The limit is {100 * plan.limit:g} %. Tables are filled by "
         f"`{command}`; all of this can be set."
     )
 
@@ -198,13 +199,13 @@ def _summary(plan: Plan, found: Sequence[Cell]) -> str:
     reached = [cell for cell in fitting if cell.reached]
     times, memory = (f"{_percent(min(shares))} to {_percent(max(shares))}" for shares in _shares(added))
     lines = [
-        f"- `attach(model)` adds {times} of a step's time, {memory} of its memory,\n  and nothing to what is sent.",
-        f"- Every row (`damping=λ`, the paper's form) takes {1 + min(every):.0f} to {1 + max(every):.0f} times the plain step.",
-        f"  It is made for small batches: at {plan.work.tokens:,} rows Gram matrices and inverses are in float64.",
-        f"- Some setting adds less than {100 * plan.limit:g} % of the time in {len(reached)} of {len(fitting)} cells in which",
-        "  the plain step fits.",
+        f"`attach(model)` adds {times} of a step's time, {memory} of its memory, and nothing to what is sent.",
+        f"Every row (`damping=λ`, the paper's form) takes {1 + min(every):.0f} to {1 + max(every):.0f} times the plain step. "
+        f"It is made for small batches. At {plan.work.tokens:,} rows Gram matrices and inverses are in float64.",
+        f"Some setting adds less than {100 * plan.limit:g} % of the time in {len(reached)} of {len(fitting)} cells in which "
+        "the plain step fits.",
     ]
-    return "\n".join(lines)
+    return "\n".join(wrapped(line, "- ", "  ") for line in lines)
 
 
 def _shares(costs: Sequence[Overhead]) -> tuple[list[float], list[float]]:
@@ -230,11 +231,11 @@ def _comparison(plan: Plan) -> str:
     largest = max(plan.shapes, key=lambda shape: shape.parameters)
     terms = overhead(largest, plan.at(plan.middle), AUTOMATIC, plan.machine).seconds
     share = 100 * terms["application"] / sum(terms.values())
-    return (
-        f"{_both(COMPARED, plan)}\n"
-        f"With `attach(model)` at {largest.name}, {share:.0f} % of the added time is the application: 4 · 64 operations\n"
-        "for each weight, in float32 on tensor cores.\n"
+    words = (
+        f"With `attach(model)` at {largest.name}, {share:.0f} % of the added time is the application: 4 · 64 operations "
+        "for each weight, in float32 on tensor cores."
     )
+    return f"{_both(COMPARED, plan)}\n{wrapped(words)}\n"
 
 
 def _tokens(plan: Plan) -> str:
@@ -301,7 +302,7 @@ def _record(record: Record) -> str:
     machine, versions = record["machine"], record["versions"]
     hardware = ", ".join(str(part) for part in (machine["cpu"], f"{machine['cores']} cores") if part)
     software = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    return (
+    return wrapped(
         f"Record: `results/scaling/checks.json`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. "
         f"Command: `{record['command']}`. {hardware}; {software}."
     )

@@ -1,0 +1,123 @@
+"""One value for each figure: docs/facts.toml has it, the record gives it, and every page that states it states this one."""
+
+import functools
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isaac_lab.record import Store
+from isaac_lab.report.race import summaries
+from isaac_lab.stats import contrast
+from isaac_lab.studies.verdicts import Standing, standings
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+FACTS: dict[str, Any] = tomllib.loads((DOCS / "facts.toml").read_text(encoding="utf-8"))
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md")))}
+
+
+def words(text: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+
+@functools.cache
+def record(path: str) -> Any:
+    return json.loads((ROOT / "results" / f"{path}.json").read_text(encoding="utf-8"))
+
+
+def method(kind: str, name: str, case: str) -> dict[str, Any]:
+    """Of a benchmark's case; `reduce` is ζ* with "reduce" too, and a size is width/batch."""
+    for own in record(f"bench/{kind}")["cases"]:
+        if case in (own["name"], f"{own.get('width')}/{own.get('batch')}"):
+            return next(one for one in own["methods"] if one["name"] in (name, f"zeta_star {name}"))
+    raise LookupError(case)
+
+
+def ratio(kind: str, name: str, *cases: str) -> str:
+    found = [float(method(kind, name, case)["ratio"]["median"]) for case in cases]
+    ends = dict.fromkeys(f"{end:.3g}" if end >= 10 else f"{end:.2f}" for end in (min(found), max(found)))
+    return " to ".join(ends)
+
+
+def ratio3(kind: str, name: str, case: str) -> str:
+    return f"{method(kind, name, case)['ratio']['median']:.3f}"
+
+
+def memory(kind: str, case: str) -> str:
+    plain, ours = (method(kind, name, case)["peak_bytes"] for name in ("gradient", "zeta_star"))
+    return f"{100 * (ours / plain - 1):.1f} %"
+
+
+@functools.cache
+def recipes() -> dict[str, Standing]:
+    return {own.recipe.name: own for own in standings(Store(ROOT / "results" / "recipes" / "quick"), "quick")}
+
+
+def recipe(name: str, what: str) -> str:
+    own = recipes()[name]
+    if what in ("p", "p_tuned"):
+        return f"{own.p_better if what == 'p' else own.p_tuned:.2g}"
+    value = own.samples[what].mean
+    if "accuracy" in own.recipe.metric:
+        return f"{100 * value:.2f} %"
+    return f"{value:.3f}" if value < 1 else f"{value:.4g}"
+
+
+@functools.cache
+def race_ends() -> dict[str, list[float]]:
+    return {
+        f"{summary.data['workload']}/{summary.scale} {own['name']}": own["final"]["values"]
+        for summary in summaries(ROOT / "results" / "race")
+        for own in summary.data["methods"]
+        if own["n"]
+    }
+
+
+def race(where: str, *names: str) -> str:
+    found = [race_ends()[f"{where} {name}"] for name in names]
+    return f"{contrast(*found).p:.2g}" if len(found) == 2 else f"{sum(found[0]) / len(found[0]):.3g}"
+
+
+def digits(first: str, *rest: str) -> str:
+    demo = record("demo/records")
+    if first == "p":
+        ends = [
+            [run["measurements"][-1]["train_loss"] for run in demo["runs"] if run["method"].replace(" ", "") == name]
+            for name in rest
+        ]
+        return f"{contrast(*ends).p:.2g}"
+    known = {own["method"].replace(" ", ""): own for own in demo["summary"]}
+    if first == "slower":
+        plain, ours = (known[name]["seconds_per_epoch"] for name in rest)
+        return f"{ours / plain:.2f}"
+    settings = {own["name"].replace(" ", ""): own for own in demo["config"]["methods"]}
+    return f"{(known[first] | settings[first])[rest[0]]:.2g}"
+
+
+def cell(page: str, row: str, column: str) -> str:
+    line = next(line for line in PAGES[page].splitlines() if line.startswith(f"| {row} |"))
+    return line.removeprefix(f"| {row} |").strip("| ").split(" | ")[int(column)].strip()
+
+
+KINDS: dict[str, Callable[..., str]] = {own.__name__: own for own in (ratio, ratio3, memory, recipe, race, digits, cell)}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_fact_is_what_its_record_says(name: str) -> None:
+    kind, *given = shlex.split(FACTS[name]["of"])
+    assert KINDS[kind](*given) == FACTS[name]["value"]
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_pages_state_the_fact_with_one_value(name: str) -> None:
+    for pattern in FACTS[name]["said"]:
+        stated = {page: found for page, text in PAGES.items() for found in re.findall(pattern, words(text))}
+        assert stated, f"no page says {pattern!r}: take it out, or correct how pages say it"
+        other = {page: found for page, found in stated.items() if found.rstrip(",;.") != FACTS[name]["value"]}
+        assert not other, f"{other} in place of {FACTS[name]['value']}"
