@@ -136,13 +136,13 @@ def test_versions_bases_and_sparse_parts() -> None:
 def test_hooks_of_parameters_and_modules_are_seen() -> None:
     layer = nn.Linear(2, 2)
     assert not torch_private.is_hooked(layer.weight)
-    assert not torch_private.has_backward_hooks(layer)
+    assert not torch_private.may_be_watched(layer)
     layer.weight.register_hook(lambda g: None)
     layer.bias.register_post_accumulate_grad_hook(lambda parameter: None)
     layer.register_full_backward_hook(lambda *args: None)
     assert torch_private.is_hooked(layer.weight)
     assert torch_private.is_hooked(layer.bias)
-    assert torch_private.has_backward_hooks(layer)
+    assert torch_private.may_be_watched(layer)
     assert isinstance(nn.BatchNorm2d(3), torch_private.BATCH_NORMS)
 
 

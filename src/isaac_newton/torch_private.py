@@ -24,13 +24,13 @@ __all__ = [
     "differentiates_forward",
     "first_global_row",
     "full_precision",
-    "has_backward_hooks",
     "has_values",
     "is_autocast_on",
     "is_flattened",
     "is_hooked",
     "is_transformed",
     "keeps_graph",
+    "may_be_watched",
     "no_view",
     "raw_stream",
     "recurrent_kernel",
@@ -63,9 +63,9 @@ RECURRENT_KERNELS = "_VF"
 
 
 def will_compute(node: Any) -> bool:
-    """Whether this backward pass computes the gradient of a leaf; `node` is what accumulates it."""
+    """Whether this backward pass computes the gradient of a leaf; `node` is what accumulates it, None if nobody does."""
     try:
-        return bool(_C._will_engine_execute_node(node))
+        return node is None or bool(_C._will_engine_execute_node(node))
     except RuntimeError:
         return True  # torch raises where `autograd.grad` asks for that very leaf
 
@@ -137,9 +137,13 @@ def is_flattened(parameter: Tensor) -> bool:
     return getattr(parameter, "_is_flat_param", False)
 
 
-def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether a module has full backward hooks, which may read `.grad`."""
-    return bool(module._backward_hooks or module._backward_pre_hooks)
+def may_be_watched(module: nn.Module) -> bool:
+    """Whether the gradient of its weight has to come by itself.
+
+    Backward hooks of the module may read `.grad`. Hooks on saved tensors own the input. Tangents pass one weight at a time.
+    """
+    hooked = module._backward_hooks or module._backward_pre_hooks
+    return bool(hooked or saves_elsewhere() or forward_ad._current_level >= 0)
 
 
 def remove_forward_pre_hooks(module: nn.Module, chosen: Callable[[Any], bool]) -> None:

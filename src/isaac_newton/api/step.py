@@ -158,8 +158,7 @@ def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> No
         strength, relative = run.damping_now()
         r = few[0] if len(few) == 1 else few
         (made,) = invert([Rows(r, r.shape[-2], in_difference=r.shape[-2] < r.shape[-1])], strength, relative)
-        if isinstance(made.failures, Tensor) or made.failures:
-            site.fell_back(made.failures)
+        site.fell_back(made.failures)
         if run.inspecting:
             inspect = functools.partial(site.inspect, lambda: equations.spectrum(few), made.damping)
 

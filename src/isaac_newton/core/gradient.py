@@ -74,19 +74,21 @@ def apply(
         _note(use, weight, bias)
         output: Tensor = torch_private.call(_Layer, x, weight, bias, operation, use)
         return output
-    if layer.bucket is not None and _can_share(layer.bucket, use, weight):
+    shares = layer.bucket is not None and _can_share(layer.bucket, use, weight)
+    if layer.bucket is not None and shares:
         bucket, number = layer.bucket
         if torch_private.is_autocast_on():
             x = _as_multiplied(use, x)
         use.wait()
         output = operation(x, bucket.take(use, weight, number, hand_out), bias)
-        node = _node_of(output)
-        if node is not None:
-            node.metadata[Use] = use
     else:
         output = operation(x, *_alone(use, weight, bias))
-        node = _node_of(output)
-    if run.conditions_outputs and node is not None:
+    # The node of a call owns its use. A view that is changed in place gets another node, and its base keeps the old one.
+    base = torch_private.base(output)
+    node: Any = (output if base is None or base.grad_fn is None else base).grad_fn
+    if node is not None and shares:
+        node.metadata[Use] = use
+    if node is not None and run.conditions_outputs:
         node.register_prehook(lambda gradients: keep_output_rows(use, gradients[0]))
     return output
 
@@ -149,12 +151,6 @@ def is_joint(bias: Tensor | None, layer: ConditionedLayer) -> bool:
     return layer.run.options.bias == "joint" and bias is not None and bias.requires_grad
 
 
-def _node_of(output: Tensor) -> Any:
-    """The node of a call, which owns its use. A view that is changed in place gets another, and its base keeps the old one."""
-    base = torch_private.base(output)
-    return (output if base is None or base.grad_fn is None else base).grad_fn
-
-
 def _use_of(
     operation: Forward | None,
     x: Tensor,
@@ -166,10 +162,10 @@ def _use_of(
     outputs_as: Arrange = sequence,
 ) -> Use:
     """One call of a layer."""
-    run = layer.run
+    run, shape = layer.run, weight.shape
     joint = run.options.bias == "joint" and is_joint(bias, layer)
     own = operation is LINEAR and has_own_form(x, layer, arrange)
-    outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
+    outputs = weight.numel() // max(shape[0], 1) if transposed else shape[0]
     where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
     plain = arrange is sequence and not (transposed or joint)
     layout = PLAIN if plain else layout_of(arrange, transposed, joint, outputs_as)
@@ -178,8 +174,10 @@ def _use_of(
 
 def _as_multiplied(use: Use, x: Tensor) -> Tensor:
     """The input in the type in which the layer will multiply it: autograd keeps that one, so the use need not keep another."""
-    kind = x.device.type
-    if x.dtype is not torch.float32 or not torch.is_autocast_enabled(kind):
+    if x.dtype is not torch.float32:
+        return x
+    kind = "cuda" if x.is_cuda else x.device.type
+    if not torch.is_autocast_enabled(kind):
         return x
     use.source = use.layer.run.source_of(x)
     use.kept = x.to(torch.get_autocast_dtype(kind))
@@ -203,9 +201,7 @@ def _can_share(place: tuple[Bucket, int], use: Use, weight: Tensor) -> bool:
         and not (use.layout.joint or run.alone)
         and run.options.ranks is None  # collectives need one order on all ranks
         and run.capture is None
-        and not torch_private.saves_elsewhere()
-        and not torch_private.differentiates_forward()
-        and not torch_private.has_backward_hooks(use.layer.module)
+        and not torch_private.may_be_watched(use.layer.module)
     )
 
 
@@ -250,13 +246,13 @@ class _Weights(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if saved is not None:
             ctx.save_for_backward(saved)
-        # Autograd makes views of what is returned as it came.
-        return weights
+        # Of what is returned as it came autograd makes views, which takes longer.
+        return tuple([weight.detach() for weight in weights])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         nodes = ctx.next_functions[1 if ctx.has_saved else 0 :]
-        wanted = [node is None or torch_private.will_compute(node) for node, _ in nodes]
+        wanted = [torch_private.will_compute(node) for node, _ in nodes]
         saved = ctx.saved_tensors[0] if ctx.has_saved else None
         return None, None, *ctx.conditions.condition(gradients, saved, wanted)
 
@@ -350,7 +346,7 @@ def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bo
             return multiply_own(plain, Conditioner(made.rows))
 
         clock.add_beyond(started, plainly)
-        use.saw(made, plainly, conditioned)
+        use.layer.saw(made, use.outputs, plainly, conditioned, own=use.own)
         conditioned = cast(conditioned, dtype)
     return (conditioned[:, :-1], conditioned[:, -1]) if joint else (conditioned, None)
 
@@ -390,7 +386,7 @@ def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) ->
                 keep_output_rows(use, g)
                 left = condition_left([use], left, in_place=True)
             (done,) = multiply(left, [made], in_place=True)
-            use.saw(made, matrix, done)
+            use.layer.saw(made, use.outputs, matrix, done, own=use.own)
             grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None
         grad_weight = streams.laid_out(grad_weight, parameter)
         if needs_bias and grad_bias is None:

@@ -1,6 +1,6 @@
 """A conditioned layer: what stands in for its forward pass, which options it shares, what it has gathered and seen."""
 
-import functools
+import copy
 import itertools
 import sys
 import weakref
@@ -20,6 +20,7 @@ from isaac_newton.core.statistics import Statistics
 from isaac_newton.math import equations
 
 if TYPE_CHECKING:
+    from isaac_newton.core.conditioner import Conditioner
     from isaac_newton.core.use import Bucket
 
 __all__ = ["ConditionedLayer", "child", "is_exported", "layer_of", "live_layers"]
@@ -90,18 +91,20 @@ class ConditionedLayer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
-        module, adapter = self._module, self.adapter
-        assert module is not None
-        assert adapter is not None
-        return _call(adapter, module, self, *args, **kwargs)
+        module: Any = self._module
+        if torch.is_grad_enabled() and not self.run.is_plain and (module.training or not is_exported()):
+            assert self.adapter is not None
+            return self.adapter(module, self, *args, **kwargs)
+        return type(module).forward(module, *args, **kwargs)
 
     def replicate(self) -> nn.Module:
         """For `DataParallel`: a replica with weights of its own, whose rows condition its part of the gradient."""
         if self.run.options.when == "step":
             raise RuntimeError("when='step' does not know the replicas of DataParallel: use DistributedDataParallel")
-        assert self.adapter is not None
         replica = torch_private.replica_of(self.module)
-        replica.forward = functools.partial(_call, self.adapter, replica, self)
+        stand_in = copy.copy(self)
+        stand_in._module, stand_in.bucket = replica, None
+        replica.forward = stand_in
         return replica
 
     def install(self) -> None:
@@ -137,10 +140,10 @@ class ConditionedLayer:
         )
 
     def fell_back(self, failures: int | Tensor = 1) -> None:
-        """A factorization failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
+        """So many factorizations failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
         if isinstance(failures, Tensor):
             self.statistics.count_on_device(failures)
-        else:
+        elif failures:
             self.statistics.fallbacks += failures
             self.run.warn_about_failure()
 
@@ -151,8 +154,7 @@ class ConditionedLayer:
 
     def saw(
         self,
-        rows: Rows,
-        damping: float | Tensor,
+        made: "Conditioner",
         outputs: int,
         plain: Tensor | Callable[[], Tensor],
         conditioned: Tensor,
@@ -160,12 +162,16 @@ class ConditionedLayer:
         own: bool,
     ) -> None:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
-        r = rows.r
-        sizes = (rows.total, r.shape[-2], r.shape[-1], outputs)
-        self.statistics.note_sizes(self.run.backward_passes, *sizes, groups=rows.groups, own_rows=own)
+        if made.lost_digits:
+            self.lost_digits()
+        r = made.rows.r
+        *groups, count, features = r.shape
+        self.statistics.note_sizes(
+            self.run.backward_passes, made.rows.total, count, features, outputs, groups[0] if groups else 1, own
+        )
         if self.run.inspecting:
             before = plain if isinstance(plain, Tensor) else plain()
-            self.inspect(lambda: equations.spectrum(r), damping, before, conditioned)
+            self.inspect(lambda: equations.spectrum(r), made.damping, before, conditioned)
 
     def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
         """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.
@@ -220,13 +226,6 @@ class ConditionedLayer:
         """Whether the next step will look at what the backward passes before it gather."""
         options = self.run.options
         return options.decay > 0 or moment is None or moment.conditioner is None or moment.age >= options.refresh
-
-
-def _call(adapter: Callable[..., Any], module: nn.Module, layer: ConditionedLayer, *args: Any, **kwargs: Any) -> Any:
-    """The forward pass of a layer or its replica, conditioned where gradients are recorded."""
-    if torch.is_grad_enabled() and not layer.run.is_plain and (module.training or not is_exported()):
-        return adapter(module, layer, *args, **kwargs)
-    return type(module).forward(module, *args, **kwargs)
 
 
 def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:

@@ -35,8 +35,7 @@ def output_conditioner(use: "Use", g: Tensor) -> Conditioner:
     gbar = gbar * math.sqrt(len(gbar) / max(count, 1))
     strength, relative = run.output_damping_now()
     (made,) = invert([Rows(gbar, count, in_difference=len(gbar) < gbar.shape[1])], strength, relative)
-    if isinstance(made.failures, Tensor) or made.failures:
-        use.layer.fell_back(made.failures)
+    use.layer.fell_back(made.failures)
     return made
 
 
@@ -92,6 +91,5 @@ def condition_left(uses: Sequence["Use"], matrices: Sequence[Tensor], *, in_plac
     options, (strength, relative) = uses[0].layer.run.options, uses[0].layer.run.output_damping_now()
     made = invert(left, strength, relative, keep_norm=options.keep_norm)
     for use, one in zip(uses, made, strict=True):
-        if isinstance(one.failures, Tensor) or one.failures:
-            use.layer.fell_back(one.failures)
+        use.layer.fell_back(one.failures)
     return [done.mT for done in multiply([matrix.mT for matrix in matrices], made, in_place=in_place)]

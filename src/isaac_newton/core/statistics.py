@@ -150,7 +150,7 @@ class Statistics:
         return failures
 
     def note_sizes(
-        self, backward_pass: int, total: int, count: int, features: int, outputs: int, *, groups: int = 1, own_rows: bool = True
+        self, backward_pass: int, total: int, count: int, features: int, outputs: int, groups: int = 1, own_rows: bool = True
     ) -> None:
         """Record a use: `total` rows were multiplied, `count` of them (or means of them) fed the conditioner."""
         sizes = (total, count, features, outputs, groups, own_rows)

@@ -248,7 +248,7 @@ def _own(g: Tensor, a: Tensor, joint: bool, layer: ConditionedLayer) -> Tensor:
         g = condition_outputs(use, g)
     conditioned = multiply_own(g, made, plain)
     if torch_private.has_values(g):
-        use.saw(made, lambda: multiply_own(plain, type(made)(made.rows)), conditioned)
+        layer.saw(made, use.outputs, lambda: multiply_own(plain, type(made)(made.rows)), conditioned, own=True)
     return conditioned
 
 
@@ -319,13 +319,10 @@ def _condition_at_run_time(gradient: Tensor, r: Tensor, mask: Tensor | None, tot
     found = layer_of(layer)
     rows = _counted(r, mask, total, gradient, found)
     (made,) = invert([rows], *found.run.damping_now(), keep_norm=found.run.options.keep_norm)
-    if isinstance(made.failures, Tensor) or made.failures:
-        found.fell_back(made.failures)
+    found.fell_back(made.failures)
     matrix = gradient if rows.r.dim() == 3 else gradient[0]
     (done,) = multiply([matrix], [made])
-    if made.lost_digits:
-        found.lost_digits()
-    found.saw(rows, made.damping, gradient.shape[-2], lambda: matrix, done, own=False)
+    found.saw(made, gradient.shape[-2], matrix, done, own=False)
     return cast(done.reshape(gradient.shape), gradient.dtype)
 
 

@@ -77,7 +77,9 @@ class Use:
 
     def wait(self) -> None:
         """Let the first request of a backward pass compute the conditioner with those of all others."""
-        run, device = self.layer.run, self.input.get_device()
+        run = self.layer.run
+        assert self.kept is not None
+        device = self.kept.get_device()
         # What another thread is about to use is left to it: it may release its inputs at any time.
         self.where = device, torch_private.raw_stream(device) if device >= 0 else 0, get_ident()
         if len(run.waiting) >= run.look_at:
@@ -138,12 +140,6 @@ class Use:
         node = None if self.node is None else self.node()
         return node is not None and torch_private.will_compute(node)
 
-    def saw(self, conditioner: Conditioner, plain: Tensor | Callable[[], Tensor], conditioned: Tensor) -> None:
-        """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
-        if conditioner.lost_digits:
-            self.layer.lost_digits()
-        self.layer.saw(conditioner.rows, conditioner.damping, self.outputs, plain, conditioned, own=self.own)
-
 
 def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditioner]:
     """Stages 1 to 3, once for each key; failures go to the layers' statistics."""
@@ -176,9 +172,9 @@ def has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
             "leave the layer out with layers="
         )
     run, options = layer.run, layer.run.options
-    if run.mask is not None or options.when == "step" or options.ranks is not None or run.row_observer is not None:
-        return False
     if options.max_rows is not None and x.numel() > options.max_rows * x.shape[-1]:
+        return False
+    if run.mask is not None or options.when == "step" or options.ranks is not None or run.row_observer is not None:
         return False
     if options.keep_norm and x.is_cuda and run.capture is None and not run.conditions_outputs:
         # Where the norm is kept, the kernels do all layers together, and this form is a few products for each.
@@ -217,7 +213,7 @@ class Alone:
                 matrix = use.layout.matrix(weight, bias, made.rows.groups)
                 left = condition_left([use], [matrix], in_place=False) if use.layer.run.conditions_outputs else [matrix]
                 (done,) = multiply(left, [made], in_place=False)
-                use.saw(made, matrix, done)
+                use.layer.saw(made, use.outputs, matrix, done, own=use.own)
                 result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
@@ -240,32 +236,26 @@ class Opening:
         self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
-        result: list[Tensor | None] = [None] * len(gradients)
-        numbers, uses, plain, passed = [], [], [], False
         self.bucket.close(self)
-        for number, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            use = self._use(number)
-            if wanted[number]:
-                numbers.append(number)
-                uses.append(use)
-                plain.append(gradient)
-            else:
-                passed = True
-        if uses:
-            clock = uses[0].layer.run.clock
-            started = clock.now()
-            with torch_private.full_precision(plain[0]):
-                for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
-                    result[number] = done
-            if not torch_private.keeps_graph():
-                for number, use in zip(numbers, uses, strict=True):
-                    use.kept = self.shadows[number] = None
-            if passed:
-                # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
-                uses[0].layer.run.alone = True
-            clock.add(started)
+        result: list[Tensor | None] = [None] * len(gradients)
+        here = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        found = [self._use(number) for number in here]
+        numbers = [number for number in here if wanted[number]]
+        if not numbers:
+            return result
+        uses = found if len(numbers) == len(here) else [use for use, number in zip(found, here, strict=True) if wanted[number]]
+        plain = [gradient for number in numbers if (gradient := gradients[number]) is not None]
+        run = uses[0].layer.run
+        started = run.clock.now()
+        with torch_private.full_precision(plain[0]):
+            for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
+                result[number] = done
+        if not torch_private.keeps_graph():
+            for number, use in zip(numbers, uses, strict=True):
+                use.kept = self.shadows[number] = None
+        # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
+        run.alone |= len(numbers) < len(here)
+        run.clock.add(started)
         return result
 
     def _use(self, number: int) -> Use:
@@ -290,21 +280,19 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
             assert use.slice is not None
             use.layer.gather(use.slice, found, gradient)
         return list(gradients)
-    made = _made(uses)
+    made, run = _made(uses), uses[0].layer.run
     matrices = [
         gradient if use.layout is PLAIN else use.layout.matrix(gradient, None, one.rows.groups)
         for use, one, gradient in zip(uses, made, gradients, strict=True)
     ]
-    run = uses[0].layer.run
     in_place = not (torch.is_grad_enabled() or run.inspecting)
     left = condition_left(uses, matrices, in_place=in_place) if run.conditions_outputs else matrices
     done = multiply(left, made, in_place=in_place)
-    results = []
-    for use, one, gradient, before, after in zip(uses, made, gradients, matrices, done, strict=True):
-        use.saw(one, before, after)
-        same = use.layout is PLAIN and after.dtype is gradient.dtype
-        results.append(after if same else use.layout.parts(after, gradient, None)[0])
-    return results
+    for place, (use, one, gradient) in enumerate(zip(uses, made, gradients, strict=True)):
+        use.layer.saw(one, use.outputs, matrices[place], done[place], own=use.own)
+        if use.layout is not PLAIN or done[place].dtype is not gradient.dtype:
+            done[place] = use.layout.parts(done[place], gradient, None)[0]
+    return done
 
 
 def _made(uses: Sequence[Use]) -> list[Conditioner]:
@@ -353,12 +341,7 @@ class Bucket:
         opening = self._opening
         found = None if opening is None else opening.names.pop(number, None)
         if opening is None or found is None or found[0].data_ptr() != weight.data_ptr():
-            if opening is not None:
-                opening.names.clear()  # nobody will ask for them any more
-            live = [place for place, each in enumerate(self.weights) if each.requires_grad]
-            opening = Opening(self, len(live))
-            names = open_node(opening, None, *(self.weights[place] for place in live))
-            opening.names = {which: (name, place) for place, (which, name) in enumerate(zip(live, names, strict=True))}
+            opening = self._opened(open_node)
             found = opening.names.pop(number)
             self._opening = opening
         name, place = found
@@ -366,3 +349,13 @@ class Bucket:
         x = use.input.detach()
         opening.shadows[place] = Use(use.layer, use.layout, x, use.mask, use.own, use.outputs, use.slice, use.where)
         return name
+
+    def _opened(self, open_node: Callable[..., Sequence[Tensor]]) -> "Opening":
+        """A new node over all weights that are trained."""
+        if self._opening is not None:
+            self._opening.names.clear()  # nobody will ask for them any more
+        live = [number for number, weight in enumerate(self.weights) if weight.requires_grad]
+        opening = Opening(self, len(live))
+        names = open_node(opening, None, *(self.weights[number] for number in live))
+        opening.names = {number: (name, place) for place, (number, name) in enumerate(zip(live, names, strict=True))}
+        return opening

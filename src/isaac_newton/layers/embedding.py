@@ -207,14 +207,9 @@ def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor |
     strength, relative = run.damping_now()
     rows = Rows(r, len(r), in_difference=r.shape[0] < r.shape[1])
     (made,) = invert([rows], strength, relative, keep_norm=run.options.keep_norm)
-    if isinstance(made.failures, Tensor) or made.failures:
-        site.fell_back(made.failures)
-    site.statistics.note_sizes(run.backward_passes, len(r), len(r), r.shape[1], layer.embedding_dim, own_rows=False)
+    site.fell_back(made.failures)
     (conditioned,) = multiply([plain], [made])
-    if made.lost_digits:
-        site.lost_digits()
-    if run.inspecting:
-        site.inspect(lambda: equations.spectrum(r), made.damping, plain, conditioned)
+    site.saw(made, layer.embedding_dim, plain, conditioned, own=False)
     values = (conditioned.mT / divided).to(g.dtype)
     if sparse:
         return torch.sparse_coo_tensor(tokens[None], values, g.shape, is_coalesced=True, check_invariants=False)
