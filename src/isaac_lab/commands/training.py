@@ -147,7 +147,7 @@ def named_errors(out: str = "--out") -> Iterator[None]:
     from isaac_lab.executors import ExecutorError
     from isaac_lab.records import StoreError
     from isaac_lab.trial import TrialError
-    from isaac_lab.workloads.glue import EncoderError
+    from isaac_lab.workloads.encoders import EncoderError
 
     try:
         yield

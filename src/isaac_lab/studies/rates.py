@@ -1,6 +1,7 @@
 """Test accuracy over five learning rates, plain and with one line; the rules are in rates.toml."""
 
 import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,11 @@ STUDY: Mapping[str, Any] = _KNOWN["study"]
 #: By the name of the method: its title, its rates, its other settings.
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = _KNOWN["optimizers"]
 SCALES: Mapping[str, Mapping[str, Any]] = _KNOWN["scales"]
-HASH = hashlib.sha256(repr(_KNOWN).encode()).hexdigest()[:12]
+#: By scale, of what its runs are made by.
+HASHES = {
+    name: hashlib.sha256(json.dumps([STUDY, OPTIMIZERS, how], sort_keys=True).encode()).hexdigest()[:12]
+    for name, how in SCALES.items()
+}
 
 
 def arms(scale: str) -> dict[tuple[str, float], tuple[Arm, Arm]]:
@@ -41,7 +46,7 @@ def arms(scale: str) -> dict[tuple[str, float], tuple[Arm, Arm]]:
                 1,
                 seed,
                 how["small"],
-                rules=HASH,
+                rules=HASHES[scale],
             )
             for seed in seeds
         ]

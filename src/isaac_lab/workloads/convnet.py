@@ -47,12 +47,20 @@ class MnistCNN(Examples):
     last = "fc2"
 
     def __init__(
-        self, small: bool, device: str, folder: Path | None, *, batch: int = 64, data: str = "mnist", **options: int | str
+        self,
+        small: bool,
+        device: str,
+        folder: Path | None,
+        *,
+        batch: int = 64,
+        channels: int = 0,
+        data: str = "mnist",
+        **options: int | str,
     ) -> None:
         if data not in MOMENTS:
             raise TrialError(f"data must be {' or '.join(MOMENTS)}, got {data!r}")
         (mean, std), data_set = MOMENTS[data], sets.load("digits" if small else data, folder)
-        self._side, self._channels = (8, 4) if small else (28, 32)
+        self._side, self._channels = (8, 4) if small else (28, channels or 32)
         pairs = (data_set.train_images, data_set.train_labels), (data_set.test_images, data_set.test_labels)
         train, test = (((x.view(-1, 1, self._side, self._side) - mean) / std, y) for x, y in pairs)
         super().__init__(train, test, device, batch=batch, **options)  # type: ignore[arg-type]
@@ -73,7 +81,7 @@ class MnistCNN(Examples):
         return {"loss": F.cross_entropy(output, labels, reduction="sum"), "accuracy": (output.argmax(1) == labels).sum()}
 
 
-@registered("mnist-cnn", "batch", "data", "examples", "tested", "split")
+@registered("mnist-cnn", "batch", "channels", "data", "examples", "tested", "split")
 def mnist_cnn(small: bool, device: str, folder: Path | None, **options: Any) -> MnistCNN:
     """On MNIST, or an eighth of the channels on the digits."""
     return MnistCNN(small, device, folder, **options)
