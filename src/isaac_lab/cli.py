@@ -14,6 +14,7 @@ from isaac_lab.commands.bench import bench
 from isaac_lab.commands.claims import claims
 from isaac_lab.commands.demo import demo
 from isaac_lab.commands.race import race
+from isaac_lab.commands.rates import rates
 from isaac_lab.commands.recipes import recipes
 from isaac_lab.commands.report import report
 from isaac_lab.commands.reproduce import reproduce
@@ -29,6 +30,7 @@ app.command()(bench)
 app.command()(reproduce)
 app.command()(claims)
 app.command()(race)
+app.command()(rates)
 app.command()(recipes)
 app.command()(report)
 app.command("scaling")(scaling_on_paper)

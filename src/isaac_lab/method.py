@@ -48,8 +48,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "kfac": Method("K-FAC", ("curvature", "damping", "every", "layers", "weight_decay"), captured=False),
     }
 )
-#: Settings of the loop, which every method takes: the largest norm of the gradient, and what a schedule needs.
-SHARED = ("learning_rate", "clip", "drop", "drops", "floor", "warm_up")
+#: Settings of the loop, which every method takes: the largest norm of the gradient, what a schedule needs, and after which of
+#: the measured steps a picture of the network is kept.
+SHARED = ("learning_rate", "clip", "drop", "drops", "floor", "frames", "warm_up")
 #: What may stand after a "+", and what it takes: ζ*, or ζ where there is an output damping; and the line `isaac.attach(model)`
 #: with nothing else.
 CONDITIONINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -88,7 +88,9 @@ class Display:
                 lost = sum(not one.finished for one in update.ended)
                 ended = f"{lost} of {len(update.ended)} diverged" if len(update.ended) > 1 else record.status
                 last = {name: value for name, value in (record.points[-1] if record.points else {}).items() if name != "step"}
-                words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in last.items() if value is not None)
+                words = ", ".join(
+                    f"{name.replace('_', ' ')} {value:.4g}" for name, value in last.items() if isinstance(value, int | float)
+                )
                 shown = f"{words}" if record.finished and len(update.ended) == 1 else ended
                 self.say(f"  {self._done} of {self._total}: {title}: {shown}{self._left()}")
 

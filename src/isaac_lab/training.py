@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from isaac_lab import method
@@ -54,6 +54,10 @@ class Options:
 
 class Training(Protocol):
     """One network or many: all that the loop needs."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What is measured."""
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, ...]]:
         """The inputs of each step of an epoch."""
@@ -114,7 +118,7 @@ class _Loop:
         self._training: Training = (Stacked if len(trials) > 1 else Alone)(trials, workload, options.device)
         self.done, self._seconds = 0, 0.0
         self._gone = [False] * len(trials)
-        self._columns: list[dict[str, list[float | None]]] = [{"step": []} for _ in trials]
+        self._columns: list[dict[str, list[Any]]] = [{"step": []} for _ in trials]
         self._saved_at = time.monotonic()
         if saved is not None:
             self._go_on(saved)
@@ -172,6 +176,9 @@ class _Loop:
             columns["step"].append(self.done)
             for name, value in own.items():
                 columns.setdefault(name, []).append(rounded(value))
+            if frames := self._first.get("frames", ()):
+                seen = self._workload.picture(self._training.model) if self.done in frames else None
+                columns.setdefault("picture", []).append(seen)
             # Written so that NaN is caught.
             if not own["train_loss"] <= LARGEST_LOSS:
                 self._gone[number] = True

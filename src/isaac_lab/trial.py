@@ -113,7 +113,7 @@ class Trial:
     def title(self) -> str:
         """For people to read."""
         words = [self.workload, *(f"{name} {_shown(value)}" for name, value in self.variant), self.method]
-        words += [f"{_LETTERS.get(name, name)} {_shown(value)}" for name, value in self.settings]
+        words += [f"{_LETTERS.get(name, name)} {_shown(value)}" for name, value in self.settings if name != "frames"]
         words += [self.split] if self.split != SPLITS[0] else []
         return " ".join([*words, f"seed {self.seed}"])
 

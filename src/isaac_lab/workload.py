@@ -40,6 +40,7 @@ WORKLOADS: Mapping[str, str] = {
     "char-lstm": "lstm",
     "fourier-field": "field",
     "siren": "field",
+    "photograph": "field",
     "tabular": "tabular",
     "antiderivative": "operator_net",
     "cartpole": "ppo",
@@ -64,6 +65,7 @@ class Workload(abc.ABC):
         weights: SHA-256 of pre-trained weights; "" where all are random.
         tensor_cores: Whether products in float32 may be TF32, which most people allow who train in half precision.
         arithmetic: In what precision the network runs, for people.
+        original: What `picture` should become; "" where there is none.
     """
 
     title: str
@@ -79,6 +81,7 @@ class Workload(abc.ABC):
     weights: str = ""
     tensor_cores: bool = False
     arithmetic: str = "float32"
+    original: str = ""
 
     @abc.abstractmethod
     def model(self, seed: int) -> "nn.Module":
@@ -99,6 +102,10 @@ class Workload(abc.ABC):
     def mask(self, *batch: "Tensor") -> "Tensor | None":
         """Which positions (samples, length) of a batch feed ISAAC's conditioners; None for all."""
         return None
+
+    def picture(self, model: "nn.Module") -> str:
+        """What the network makes now, as a JPEG in base64; of neural fields only."""
+        raise TrialError(f"{self.title} makes no picture, so there are no frames to keep")
 
     def hidden(self, model: "nn.Module") -> "list[Tensor]":
         """The matrices and kernels that Muon trains: not those of the first and the last layer, nor embeddings."""

@@ -47,6 +47,7 @@ LOOKS: Mapping[str, Look] = {
     "momentum+isaac": Look("sky"),
     "adam": Look("blue", DASHED),
     "adam+isaac": Look("blue"),
+    "adam+line": Look("orange"),
     "adamw": Look("blue", DASHED),
     "adamw+isaac": Look("blue"),
     "adamw+isaac running": Look("green"),

@@ -172,6 +172,7 @@ def chart(
     *,
     target: Target | None = None,
     picture: tuple[int, int] = PICTURE,
+    bars: bool = False,
 ) -> Chart:
     """The chart; what "$x", "$y", "$scale" and "$rows" are is left to the controls.
 
@@ -184,6 +185,7 @@ def chart(
         fields: All columns, for tooltips.
         target: A line across.
         picture: Pixels in a file.
+        bars: Whether the range is a bar at each point, not a band.
     """
     columns = sorted({name for line in lines for name in line.columns} | {"diverged"})
     scale = {"type": "$scale", "zero": "$zero", "domain": "$y_domain", "nice": False}
@@ -205,13 +207,13 @@ def chart(
         "encoding": {
             "x": {"field": "$x", "type": "quantitative", "title": "$x_title", "scale": x_scale, "axis": x_axis},
         },
-        "layer": [*_layers(lines, methods, fields, y), *(_across(target, scale) if target else ())],
+        "layer": [*_layers(lines, methods, fields, y, bars), *(_across(target, scale) if target else ())],
     }
     return Chart(id, title, alt, spec, tuple(_row(line, columns) for line in lines), picture)
 
 
 def _layers(
-    lines: Sequence[Line], methods: Sequence[Method], fields: Sequence[Axis], y: dict[str, Any]
+    lines: Sequence[Line], methods: Sequence[Method], fields: Sequence[Axis], y: dict[str, Any], bars: bool
 ) -> list[dict[str, Any]]:
     """From the back to the front: bands, lines, points, crosses, and the nearest point."""
     names = [method.label for method in methods]
@@ -226,7 +228,7 @@ def _layers(
     near = {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True, "fields": ["method", "run", "$x"]}
     band = {
         "transform": [{"filter": "datum.over_seeds && isValid(datum.range)"}],
-        "mark": {"type": "area", "opacity": 0.14, "clip": True, "tooltip": None},
+        "mark": {"type": "rule" if bars else "area", "opacity": 0.6 if bars else 0.14, "clip": True, "tooltip": None},
         "encoding": {"y": y | {"field": "$y_low"}, "y2": {"field": "$y_high"}, "color": colour},
     }
     line = {

@@ -1,53 +1,136 @@
-"""`isaac-newton demo`: train with and without ISAAC on embedded data; progress, a table, a picture."""
+"""`isaac-newton demo`: train with and without ISAAC on embedded data; progress, a table, pictures."""
 
+import enum
+import shlex
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from isaac_lab.commands.training import Minutes, at_least_one, check_writable, deadline, goes_on, named_errors
+from isaac_lab.commands.training import (
+    Data,
+    DeviceChoice,
+    DeviceOption,
+    Minutes,
+    Workers,
+    at_least_one,
+    check_writable,
+    chosen_device,
+    deadline,
+    perform,
+    shown_later,
+)
 
-__all__ = ["demo"]
+if TYPE_CHECKING:
+    from isaac_lab.executors import Call
+
+__all__ = ["Subject", "demo"]
+
+
+class Subject(enum.StrEnum):
+    """What is shown."""
+
+    PHOTOGRAPH = "photograph"
+    DIGITS = "digits"
+    SEARCH = "search"
+
+
+#: Passes over the digits that their settings are tuned for.
+EPOCHS = 15
 
 
 def demo(
+    subject: Annotated[
+        Subject,
+        typer.Argument(
+            help="photograph: a small network is fitted to one. digits: a classifier. search: first choose each method's "
+            "rate on another photograph, which takes minutes."
+        ),
+    ] = Subject.PHOTOGRAPH,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            callback=lambda value: value and at_least_one(value),
+            help="Runs of each method, each with a seed of its own. Unless given: 2; digits 3.",
+            show_default=False,
+        ),
+    ] = None,
     epochs: Annotated[
-        int, typer.Option(callback=at_least_one, help="Passes over the training images; the settings are tuned for 15.")
-    ] = 15,
-    seeds: Annotated[int, typer.Option(callback=at_least_one, help="Runs of each method, each with a seed of its own.")] = 3,
-    out: Annotated[Path, typer.Option(help="Directory for the picture and the records.")] = Path("out/demo"),
+        int | None,
+        typer.Option(
+            callback=lambda value: value and at_least_one(value),
+            help="Of the digits: passes over the training images. Unless given: 15, for which the settings are tuned.",
+            show_default=False,
+        ),
+    ] = None,
+    device: DeviceOption = None,
+    workers: Workers = 1,
+    data: Data = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for pictures and records. Unless given: out/demo; digits out/digits.", show_default=False),
+    ] = None,
     minutes: Minutes = None,
 ) -> None:
-    """Train with and without ISAAC on embedded images of digits: progress, a table, a picture."""
+    """Train with and without ISAAC on an embedded photograph: progress, a table, pictures."""
     started = time.perf_counter()
+    digits = subject is Subject.DIGITS
+    if epochs and not digits:
+        raise typer.BadParameter("only the digits are trained by epochs: isaac-newton demo digits", param_hint="'--epochs'")
+    seeds, epochs = seeds or (3 if digits else 2), epochs or EPOCHS
+    out = out or Path("out/digits" if digits else "out/demo")
     check_writable(out)
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab import times
-        from isaac_lab.charts.draw import pictures
         from isaac_lab.executors import Call
-        from isaac_lab.progress import display
-        from isaac_lab.record import Store
-        from isaac_lab.report import demo as report
-        from isaac_lab.studies.calls import Means, calling, trainer
-        from isaac_lab.studies.demo import METHODS, arms, summarize
-        from isaac_lab.study import settle
+    # Small matrices: a GPU helps only many processes.
+    on = chosen_device(device or DeviceChoice.CPU, needed=True)
+    words = ["isaac-newton", "demo", *([] if subject is Subject.PHOTOGRAPH else [subject.value]), "--seeds", str(seeds)]
+    words += ["--epochs", str(epochs)] if digits else []
+    words += ["--device", on] if on != "cpu" else []
+    how = "processes" if workers > 1 else "local"
+    call = Call(how, on, data, workers, until=deadline(minutes), command=shlex.join(words))
+    if digits:
+        _digits(call, console, out, seeds, epochs)
+    else:
+        _photograph(call, console, out, seeds, search=subject is Subject.SEARCH)
+    said = f"Records: {out / 'trials.jsonl'}\nDone in {time.perf_counter() - started:.0f} s."
+    console.print(said, markup=False, highlight=False, soft_wrap=True)
+
+
+def _digits(call: "Call", console: Console, out: Path, seeds: int, epochs: int) -> None:
+    from isaac_lab.charts.draw import pictures
+    from isaac_lab.record import Store
+    from isaac_lab.report import digits as report
+    from isaac_lab.studies.digits import METHODS, arms, summarize
+
     console.print(f"Training the paper's 5-layer ReLU network on digits: {len(METHODS) * seeds} runs of {epochs} epochs.")
-    store, command = Store(out), f"isaac-newton demo --epochs {epochs} --seeds {seeds}"
-    # Matrices this small gain nothing from more threads than one, and the result does not depend on their number.
-    with named_errors(), goes_on(console), times.threads(1), display(console) as shown, store.writing(command) as mended:
-        for said in mended:
-            shown.say(said)
-        means = Means(Call(until=deadline(minutes), command=command, progress=shown), display=shown)
-        with calling(store, means, {"id": "demo"}) as trained:
-            settle(arms(seeds, epochs), store, trainer(store, means, trained, "demo"))
+    store = Store(out)
+    perform(arms(seeds, epochs), store, call, console, {"id": "digits"}, {})
     found = summarize(store, seeds, epochs)
     pictures(report.figure(found), out / "curves.png", suffixes=[".png"])
     console.print(report.table(found).terminal())
     for sentence in report.what_one_sees(found):
         console.print(sentence)
-    seconds = time.perf_counter() - started
-    said = f"\nPicture: {out / 'curves.png'}\nRecords: {store.path}\nDone in {seconds:.0f} s."
-    console.print(said, markup=False, soft_wrap=True)
+    console.print(f"\nPicture: {out / 'curves.png'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _photograph(call: "Call", console: Console, out: Path, seeds: int, *, search: bool) -> None:
+    from isaac_lab.record import Store
+    from isaac_lab.studies.demo import METHODS, arms, searched
+
+    runs = len(METHODS) * seeds
+    said = "each method's rate is chosen on one photograph, then " if search else ""
+    console.print(f"A small network is fitted to a photograph: {said}{runs} runs.", highlight=False, soft_wrap=True)
+    store, timed = Store(out), {method.name: method.trial(0) for method in METHODS}
+    perform(searched(seeds) if search else arms(seeds), store, call, console, {"id": "demo"}, timed)
+    with shown_later(console):
+        from isaac_lab.report import demo as report
+
+        found = report.write(store, seeds, call.device, call.folder)
+        for shown in (report.table(found).terminal(), *report.what_one_sees(found)):
+            console.print(shown, highlight=False)
+        names = ", ".join(str(out / f"{name}.png") for name in ("pictures", "curves"))
+        console.print(f"\nPictures: {names}", markup=False, highlight=False, soft_wrap=True)

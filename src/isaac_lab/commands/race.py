@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from isaac_lab.commands.training import DeviceChoice, Minutes, check_writable, chosen_device, deadline, goes_on, named_errors
+from isaac_lab.commands.training import (
+    Data,
+    DeviceOption,
+    Minutes,
+    Workers,
+    check_writable,
+    chosen_device,
+    deadline,
+    goes_on,
+    named_errors,
+)
 
 # torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
@@ -36,9 +46,9 @@ def race(
         ScaleChoice,
         typer.Option(help="smoke: small networks, embedded data. quick: 6 trials, 3 seeds. full: 8 trials, 5 seeds, longer."),
     ] = ScaleChoice.SMOKE,
-    device: Annotated[DeviceChoice | None, typer.Option(help="Unless given: cuda if there is one.", show_default=False)] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that train at once; times are measured after them.")] = 1,
-    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.", show_default=False)] = None,
+    device: DeviceOption = None,
+    workers: Workers = 1,
+    data: Data = None,
     out: Annotated[
         Path | None,
         typer.Option(

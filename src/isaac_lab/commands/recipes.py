@@ -1,6 +1,5 @@
 """`isaac-newton recipes`: public training scripts, the same with one line, and at the best of five rates."""
 
-import enum
 import os
 import shlex
 import time
@@ -11,17 +10,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isaac_lab.commands.training import DeviceChoice, Minutes, check_writable, chosen_device, deadline, goes_on, named_errors
+from isaac_lab.commands.training import (
+    Data,
+    DeviceOption,
+    Minutes,
+    ScaleChoice,
+    Workers,
+    check_writable,
+    chosen_device,
+    deadline,
+    goes_on,
+    named_errors,
+)
 
 __all__ = ["recipes"]
-
-
-class ScaleChoice(enum.StrEnum):
-    """How much is run."""
-
-    SMOKE = "smoke"
-    QUICK = "quick"
-    STANDARD = "standard"
 
 
 def recipes(
@@ -30,9 +32,9 @@ def recipes(
         typer.Option(help="smoke: seconds, small networks. quick: minutes a recipe on a CPU. standard: published settings."),
     ] = ScaleChoice.SMOKE,
     recipes: Annotated[str, typer.Option(help="Comma-separated recipes; all unless given.")] = "",
-    device: Annotated[DeviceChoice | None, typer.Option(help="Unless given: cuda if there is one.", show_default=False)] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that train at once; times are measured after them.")] = 1,
-    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.", show_default=False)] = None,
+    device: DeviceOption = None,
+    workers: Workers = 1,
+    data: Data = None,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -5,25 +5,39 @@ import enum
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
 
+# torch takes seconds to import and `--help` should not: the functions import it.
+if TYPE_CHECKING:
+    from isaac_lab.executors import Call
+    from isaac_lab.record import Store
+    from isaac_lab.study import Arm
+    from isaac_lab.trial import Trial
+
 __all__ = [
     "STOPPED",
+    "Data",
     "DeviceChoice",
+    "DeviceOption",
     "Minutes",
+    "ScaleChoice",
+    "Workers",
     "at_least_one",
     "check_writable",
     "chosen_device",
     "deadline",
     "goes_on",
     "named_errors",
+    "perform",
     "place",
+    "shown_later",
 ]
 
 #: Exit codes: time was up; Ctrl-C; SIGTERM.
@@ -37,6 +51,19 @@ class DeviceChoice(enum.StrEnum):
     CUDA = "cuda"
 
 
+class ScaleChoice(enum.StrEnum):
+    """How much is run."""
+
+    SMOKE = "smoke"
+    QUICK = "quick"
+    STANDARD = "standard"
+
+
+DeviceOption: TypeAlias = Annotated[
+    DeviceChoice | None, typer.Option("--device", help="Unless given: cuda if there is one.", show_default=False)
+]
+Workers: TypeAlias = Annotated[int, typer.Option(min=1, help="Processes that train at once; times are measured after them.")]
+Data: TypeAlias = Annotated[Path | None, typer.Option(help="Folder with the data sets.", show_default=False)]
 Minutes: TypeAlias = Annotated[
     float | None,
     typer.Option(help=f"Stop at a checkpoint after so many minutes, with exit code {STOPPED}.", show_default=False),
@@ -120,7 +147,7 @@ def named_errors(out: str = "--out") -> Iterator[None]:
     from isaac_lab.executors import ExecutorError
     from isaac_lab.records import StoreError
     from isaac_lab.trial import TrialError
-    from isaac_lab.workloads.glue import EncoderError
+    from isaac_lab.workloads.encoders import EncoderError
 
     try:
         yield
@@ -137,3 +164,52 @@ def named_errors(out: str = "--out") -> Iterator[None]:
     except OSError as error:
         what = f"cannot read or write {error.filename}: " if error.filename else ""
         raise typer.BadParameter(f"{what}{error.strerror or error}. What has ended is kept", param_hint=f"'{out}'") from None
+
+
+def perform(
+    arms: "Sequence[Arm]",
+    store: "Store",
+    call: "Call",
+    console: Console,
+    about: Mapping[str, Any],
+    timed: "Mapping[str, Trial]",
+    turn: float = 0.1,
+) -> None:
+    """Train what is due of a study, with progress; then the time of a step on this device, unless it is known.
+
+    Args:
+        arms: The study.
+        store: For its records.
+        call: How.
+        console: For progress.
+        about: What the store is told of the study; its "id" is its name.
+        timed: By name, whose steps are timed; the first is what ratios are relative to.
+        turn: Seconds of a turn.
+    """
+    from isaac_lab import times
+    from isaac_lab.progress import display
+    from isaac_lab.studies.calls import Means, calling, trainer
+    from isaac_lab.study import settle
+
+    # Matrices this small gain nothing from more threads than one, and the result does not depend on their number.
+    one = times.threads(int(call.device == "cpu"))
+    with named_errors(), goes_on(console), one, display(console) as shown, store.writing(call.command) as mended:
+        for said in mended:
+            shown.say(said)
+        call.check()
+        means = Means(replace(call, progress=shown), display=shown)
+        with calling(store, means, about) as trained:
+            settle(arms, store, trainer(store, means, trained, str(about["id"])))
+        if timed and call.device not in store.times():
+            shown.say("the time of a step, methods taking turns")
+            found = times.measure(timed, device=call.device, rounds=5, turn=turn, folder=call.folder)
+            store.add_times(call.device, found)
+
+
+@contextlib.contextmanager
+def shown_later(console: Console) -> Iterator[None]:
+    """Where a package for tables is missing, say so: what was trained is kept, and the same command shows it elsewhere."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        console.print(f"Shown later: {error}. Records are kept; give the same command where it is installed.", markup=False)

@@ -1,10 +1,14 @@
 """Pictures to be learned as functions of the place: two that come with scikit-learn, and one that is generated."""
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from isaac_lab.data.files import DataError
+from isaac_lab.data.places import places
 from isaac_lab.records import installed
 from isaac_lab.trial import TrialError
 
@@ -15,12 +19,13 @@ GENERATED = "waves"
 NAMES, LARGEST = ("flower", "china", GENERATED), 426
 
 
-def load(name: str, side: int) -> Float[Tensor, "side side 3"]:
+def load(name: str, side: int, folder: Path | None = None) -> Float[Tensor, "side side 3"]:
     """A square from the middle of a picture, between 0 and 1.
 
     Args:
         name: One of `NAMES`.
         side: Its pixels, an even number.
+        folder: Looked at first for pictures/NAME.png, which a machine without scikit-learn needs.
 
     Raises:
         DataError: What is needed to read it is not installed.
@@ -31,10 +36,24 @@ def load(name: str, side: int) -> Float[Tensor, "side side 3"]:
         x = torch.arange(side) / side
         waves = [torch.sin(2 * torch.pi * (n * x[:, None] + (4 - n) * x.square())) for n in (1, 2, 3)]
         return (torch.stack(waves, -1) + 1) / 2
-    if not (installed("sklearn") and installed("PIL")):
+    files = [place.folder / "pictures" / f"{name}.png" for place in places(folder)]
+    file = next((file for file in files if file.is_file()), None)
+    if not (installed("PIL") and (file or installed("sklearn"))):
         raise DataError("the picture needs scikit-learn and Pillow: pip install 'isaac-newton[lab]'")
-    from sklearn.datasets import load_sample_image
-
-    whole = torch.from_numpy(load_sample_image(f"{name}.jpg").copy())
+    whole = torch.from_numpy(_opened(file) if file else _shipped(name))
     top, left = ((size - side) // 2 for size in whole.shape[:2])
     return whole[top : top + side, left : left + side].float() / 255
+
+
+def _opened(file: Path) -> Any:
+    import numpy
+    from PIL import Image
+
+    with Image.open(file) as picture:
+        return numpy.array(picture.convert("RGB"))
+
+
+def _shipped(name: str) -> Any:
+    from sklearn.datasets import load_sample_image
+
+    return load_sample_image(f"{name}.jpg").copy()

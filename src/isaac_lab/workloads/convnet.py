@@ -1,20 +1,21 @@
-"""The network of pytorch/examples on MNIST: two convolutions, two linear layers, dropout."""
+"""The network of pytorch/examples on MNIST or Fashion-MNIST: two convolutions, two linear layers, dropout."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isaac_lab.data import sets
+from isaac_lab.trial import TrialError
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
 
 __all__ = ["ConvNet", "MnistCNN"]
 
-#: Of the pixels of MNIST: mean and standard deviation.
-MEAN, STD = 0.1307, 0.3081
+#: Of the pixels, by data set: mean and standard deviation.
+MOMENTS = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.286, 0.353)}
 
 
 class ConvNet(nn.Module):
@@ -40,18 +41,31 @@ class ConvNet(nn.Module):
 
 
 class MnistCNN(Examples):
-    """Cross-entropy of ten classes; see `examples.Examples` for the options."""
+    """Cross-entropy of ten classes, on one of `MOMENTS`; see `examples.Examples` for the options."""
 
     metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
     last = "fc2"
 
-    def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 64, **options: int | str) -> None:
-        data = sets.load("digits" if small else "mnist", folder)
-        self._side, self._channels = (8, 4) if small else (28, 32)
-        pairs = (data.train_images, data.train_labels), (data.test_images, data.test_labels)
-        train, test = (((x.view(-1, 1, self._side, self._side) - MEAN) / STD, y) for x, y in pairs)
+    def __init__(
+        self,
+        small: bool,
+        device: str,
+        folder: Path | None,
+        *,
+        batch: int = 64,
+        channels: int = 0,
+        data: str = "mnist",
+        **options: int | str,
+    ) -> None:
+        if data not in MOMENTS:
+            raise TrialError(f"data must be {' or '.join(MOMENTS)}, got {data!r}")
+        (mean, std), data_set = MOMENTS[data], sets.load("digits" if small else data, folder)
+        self._side, self._channels = (8, 4) if small else (28, channels or 32)
+        pairs = (data_set.train_images, data_set.train_labels), (data_set.test_images, data_set.test_labels)
+        train, test = (((x.view(-1, 1, self._side, self._side) - mean) / std, y) for x, y in pairs)
         super().__init__(train, test, device, batch=batch, **options)  # type: ignore[arg-type]
-        self.data, self.checksum, self.title = data.name, data.checksum, f"CNN of pytorch/examples, {data.name}"
+        self.data, self.checksum = data_set.name, data_set.checksum
+        self.title = f"CNN of pytorch/examples, {self.data}"
 
     def model(self, seed: int) -> nn.Module:
         """The network, with torch's own initial weights."""
@@ -67,7 +81,7 @@ class MnistCNN(Examples):
         return {"loss": F.cross_entropy(output, labels, reduction="sum"), "accuracy": (output.argmax(1) == labels).sum()}
 
 
-@registered("mnist-cnn", "batch", "examples", "tested", "split")
-def mnist_cnn(small: bool, device: str, folder: Path | None, **options: int) -> MnistCNN:
+@registered("mnist-cnn", "batch", "channels", "data", "examples", "tested", "split")
+def mnist_cnn(small: bool, device: str, folder: Path | None, **options: Any) -> MnistCNN:
     """On MNIST, or an eighth of the channels on the digits."""
     return MnistCNN(small, device, folder, **options)

@@ -1,0 +1,170 @@
+"""The study of learning rates for people: its table, its picture, the block of its page."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+from isaac_lab import times
+from isaac_lab.charts import lines
+from isaac_lab.charts.draw import draw, pictures
+from isaac_lab.charts.figure import DASHED, Chart, Figure, Look, Method
+from isaac_lab.charts.lines import Axis, Line
+from isaac_lab.record import Store
+from isaac_lab.records import write_whole
+from isaac_lab.report import docs
+from isaac_lab.report.tables import Row, Table
+from isaac_lab.stats import LEVEL, contrast, holm
+from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
+
+__all__ = ["RatesError", "Shown", "figure", "fill", "summed_up", "table", "write"]
+
+PLAIN, LINE = Method("plain", Look("black", DASHED)), Method("with the line", Look("red"), ours=True)
+ACCURACY = Axis("accuracy", "Test accuracy", ".0%")
+NOTE = (
+    "Test accuracy in %, mean of {seeds} seeds ± standard deviation; nothing but the line `isaac.attach(model)` differs. "
+    "p: Welch, two-sided, adjusted by Holm for the five rates of an optimizer; from 0.05 on no difference is shown."
+)
+
+
+class RatesError(Exception):
+    """What cannot be drawn; the message says why."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the records say at a scale.
+
+    Args:
+        scale: Which.
+        cells: Those that have been run whole.
+        p: By optimizer and rate; NaN where a run diverged or there is one seed only.
+        steps: By optimizer, what a step with the line takes relative to plain, and where that was measured.
+    """
+
+    scale: str
+    cells: Sequence[Cell]
+    p: dict[tuple[str, float], float]
+    steps: dict[str, str]
+
+
+def read(store: Store, scale: str) -> Shown:
+    """The records."""
+    found = cells(store, scale)
+    if not found:
+        raise RatesError(f"there is no run of these rules in {store.folder}; leave out --draw-only")
+    p: dict[tuple[str, float], float] = {}
+    for name in OPTIMIZERS:
+        own = {str(c.rate): c for c in found if c.optimizer == name and _whole(c)}
+        adjusted = holm({rate: contrast(cell.line, cell.plain).p for rate, cell in own.items()})
+        p |= {(name, own[rate].rate): value for rate, value in adjusted.items()}
+    steps: dict[str, str] = {}
+    for device, record in store.times().items():
+        seconds = times.seconds(record)
+        for name in OPTIMIZERS:
+            said = f"{seconds[name + '+line'] / seconds[name]:.2f} × on {'a GPU' if device == 'cuda' else 'one CPU core'}"
+            steps[name] = f"{steps[name]}, {said}" if name in steps else said
+    return Shown(scale, found, p, steps)
+
+
+def _whole(cell: Cell) -> bool:
+    return min(len(cell.plain), len(cell.line)) > 1 and all(map(math.isfinite, (*cell.plain, *cell.line)))
+
+
+def write(store: Store, scale: str) -> Shown:
+    """Table and picture beside the records."""
+    found = read(store, scale)
+    write_whole(store.folder / "table.md", f"# Learning rates, scale {scale}\n\n{_section(found)}")
+    pictures(figure(found), store.folder / "figure")
+    return found
+
+
+def table(found: Shown) -> Table:
+    """A row for each optimizer and rate."""
+    rows = []
+    for cell in found.cells:
+        p = found.p.get((cell.optimizer, cell.rate), math.nan)
+        ends = [_mean(values) for values in (cell.plain, cell.line)]
+        gain = f"{100 * (fmean(cell.line) - fmean(cell.plain)):+.1f}".replace("-", "−") if _whole(cell) else "–"
+        said = (OPTIMIZERS[cell.optimizer]["title"], f"{cell.rate:g}", *ends, gain, "–" if math.isnan(p) else f"{p:.2g}")
+        rows.append(Row(said))
+    columns = ("Optimizer", "Rate", "Plain", "With the line", "Gain", "p")
+    return Table("Test accuracy by learning rate", columns, tuple(rows), note=NOTE.format(seeds=SCALES[found.scale]["seeds"]))
+
+
+def summed_up(found: Shown) -> str:
+    """At how many rates the line is better, how the best of each compare, and what a step takes."""
+    better, worse = (
+        sum(
+            found.p.get((c.optimizer, c.rate), 1.0) < LEVEL and sign * (fmean(c.line) - fmean(c.plain)) > 0 for c in found.cells
+        )
+        for sign in (1, -1)
+    )
+    said = [f"With the line accuracy is higher at {better} of {len(found.cells)} rates, lower at {worse} (p < {LEVEL:g})."]
+    for name, own in OPTIMIZERS.items():
+        mine = [cell for cell in found.cells if cell.optimizer == name and _whole(cell)]
+        if mine:
+            plain, line = (max((getattr(cell, arm) for cell in mine), key=fmean) for arm in ("plain", "line"))
+            best = f"{100 * fmean(plain):.1f} % plain, {100 * fmean(line):.1f} % with the line"
+            said.append(f"{own['title']}, best rate of each: {best} ({contrast(line, plain).words}).")
+    said += [f"A step with the line takes {words} ({OPTIMIZERS[name]['title']})." for name, words in found.steps.items()]
+    return " ".join(said)
+
+
+def figure(found: Shown) -> Figure:
+    """A chart for each optimizer; bars are standard deviations over seeds."""
+    shown = {name: [cell for cell in found.cells if cell.optimizer == name] for name in OPTIMIZERS}
+    charts = tuple(_chart(name, own, summed_up(found)) for name, own in shown.items() if own)
+    controls = (lines.quantities([ACCURACY]), lines.scales(logarithmic_first=False), lines.axes([_rate()]))
+    seeds = SCALES[found.scale]["seeds"]
+    subtitle = (
+        f"A CNN on Fashion-MNIST, scale {found.scale}; mean of {seeds} seeds, bars are one standard deviation.\n"
+        "Nothing but the line isaac.attach(model) differs."
+    )
+    title = "Test accuracy over five learning rates"
+    return Figure(f"figure-rates-{found.scale}", charts, title, subtitle, controls, (PLAIN, LINE))
+
+
+def _rate() -> Axis:
+    return Axis("rate", "Learning rate", ".3~g", logarithmic=True)
+
+
+def _chart(name: str, own: Sequence[Cell], alt: str) -> Chart:
+    drawn = []
+    for method, arm in ((PLAIN, "plain"), (LINE, "line")):
+        columns: dict[str, list[float | None]] = {"rate": [], "accuracy": [], "accuracy_low": [], "accuracy_high": []}
+        for cell in own:
+            values = [value for value in getattr(cell, arm) if math.isfinite(value)]
+            half = stdev(values) if len(values) > 1 else 0.0
+            mean = fmean(values) if values else None
+            ends = (cell.rate, mean, *(None if mean is None else mean + sign * half for sign in (-1, 1)))
+            for column, value in zip(columns.values(), ends, strict=True):
+                column.append(value)
+        drawn.append(Line(method.label, f"mean of {len(own[0].plain)} seeds", columns, over_seeds=True))
+    fields = [_rate(), ACCURACY]
+    return lines.chart(f"rates-{name}", OPTIMIZERS[name]["title"], alt, drawn, (PLAIN, LINE), fields, bars=True)
+
+
+def fill(page: Path, out: Path) -> None:
+    """Put a scale that has records where a page has marks for it: rates-quick, rates-standard."""
+    docs.fill(page, {f"rates-{scale}": lambda scale=scale: _block(page, out, scale) for scale in ("quick", "standard")})  # type: ignore[misc]
+
+
+def _block(page: Path, out: Path, scale: str) -> str:
+    found = read(Store(out / scale), scale)
+    name = "rates.svg" if scale == "standard" else f"rates-{scale}.svg"
+    draw(figure(found), page.parent / "figures" / name)
+    return f"![Test accuracy over learning rates](figures/{name})\n\n{_section(found)}"
+
+
+def _section(found: Shown) -> str:
+    return f"{summed_up(found)}\n\n{table(found).markdown()}\n{table(found).note}\n"
+
+
+def _mean(values: Sequence[float]) -> str:
+    there = [100 * value for value in values if math.isfinite(value)]
+    lost = f", {len(values) - len(there)} diverged" if len(there) < len(values) else ""
+    if not there:
+        return "diverged"
+    return f"{fmean(there):.1f}" + (f" ± {stdev(there):.1f}" if len(there) > 1 else "") + lost
