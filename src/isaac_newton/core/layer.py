@@ -63,6 +63,8 @@ class ConditionedLayer:
         self.adapter = adapter
         self.parts = dict(parts or {})
         self.statistics = Statistics()
+        #: In the first pass, while somebody watches: the gradients that calls of the layer have left for its weight.
+        self.left: list[Tensor] | None = None
         #: With `when="step"`: what each parameter has gathered.
         self.gatherings: dict[str, Gathering] = {}
         #: The bucket of its weight, and the number of the weight there.
@@ -163,6 +165,8 @@ class ConditionedLayer:
         r = rows.r
         sizes = (rows.total, r.shape[-2], r.shape[-1], outputs)
         self.statistics.note_sizes(self.run.backward_passes, *sizes, groups=rows.groups, own_rows=own)
+        if self.left is not None:
+            self.left.append(conditioned)
         if self.run.inspecting:
             before = plain if isinstance(plain, Tensor) else plain()
             self.inspect(lambda: equations.spectrum(r), damping, before, conditioned)
@@ -200,6 +204,8 @@ class ConditionedLayer:
         self.statistics.note_sizes(
             self.run.backward_passes, rows.total, count, features, outputs, groups=groups, own_rows=False
         )
+        if self.left is not None:
+            self.left.append(gradient)
         moment = self.moment(where)
         if moment is not None:
             moment.add_rows(r, keep=self.run.options.keeps_rows)
