@@ -115,6 +115,15 @@ def test_torch_func_is_seen() -> None:
     assert torch_private.has_values(torch.ones(2))
 
 
+def test_gradients_of_many_vectors_at_once_are_known() -> None:
+    x, seen = torch.ones(2, requires_grad=True), []
+    x.register_hook(lambda g: seen.append(torch_private.is_one_of_many(g)))
+    y = 2 * x
+    torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True, retain_graph=True)
+    torch.autograd.grad(y.sum(), x)
+    assert seen == [True, False]
+
+
 def test_forward_mode_is_seen() -> None:
     assert not torch_private.differentiates_forward()
     with torch.autograd.forward_ad.dual_level():

@@ -28,6 +28,7 @@ __all__ = [
     "is_autocast_on",
     "is_flattened",
     "is_hooked",
+    "is_one_of_many",
     "is_transformed",
     "keeps_graph",
     "may_be_watched",
@@ -84,6 +85,11 @@ def saves_elsewhere() -> bool:
 def has_values(x: Tensor) -> bool:
     """Whether values are there to be looked at: not those of traced tensors, nor of batched ones in torch.func."""
     return not (torch.compiler.is_compiling() or _C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def is_one_of_many(x: Tensor) -> bool:
+    """Whether this is a gradient under `is_grads_batched=True`, which has a dimension that it does not show."""
+    return bool(_C._functorch.is_legacy_batchedtensor(x))
 
 
 def differentiates_forward() -> bool:

@@ -21,10 +21,10 @@ class Refused(Exception):  # noqa: N818
 
 @contextlib.contextmanager
 def clear(*names: str, only_if: bool = True) -> Iterator[None]:
-    """Errors raised here name one of the arguments; `only_if`: whether there may be any."""
+    """Errors and warnings raised here name one of the arguments; `only_if`: whether there may be any."""
     try:
         yield
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, RuntimeWarning) as error:
         if not only_if:
             raise AssertionError(f"good arguments were refused: {error}") from error
         if not any(name in str(error) for name in names):

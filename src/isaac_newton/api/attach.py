@@ -237,7 +237,7 @@ def _has_computed_weights(module: nn.Module) -> bool:
 
 def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -> set[str]:
     """The names that a pattern, several, or a predicate picks; a pattern that picks none is a mistake."""
-    if callable(patterns) and not isinstance(patterns, type):
+    if callable(patterns) and not isinstance(patterns, type | nn.Module):
         matched = {name for name, module in candidates.items() if patterns(name, module)}
         if not matched:
             raise ValueError(f"{option}= picks no layer; there are: {listed(candidates)}")

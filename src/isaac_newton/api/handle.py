@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from isaac_newton.api import report, state
 from isaac_newton.api.binding import steppers
-from isaac_newton.api.masks import unhook_models
+from isaac_newton.api.masks import positions, unhook_models
 from isaac_newton.api.step import condition_gradients
 from isaac_newton.api.watch import Watch, listed
 from isaac_newton.core.gathering import Gathering
@@ -121,16 +121,9 @@ class Handle:
             raise TypeError(f"mask must be a tensor or None, got {type(value).__name__}")
         if value is not None and self._run.conditions_outputs:
             raise ValueError("ζ needs every row: a mask works with ζ* only (output_damping=math.inf)")
-        if value is not None and value.is_floating_point() and not ((value == 0) | (value == 1)).all():
-            raise ValueError(
-                "mask must say which positions count, with true and false or 1 and 0; this one has other numbers, as masks "
-                "that are added to attention scores have: give (mask == 0)"
-            )
         run = self._run
-        run.set_mask = run.mask = None if value is None else value.to(torch.bool, copy=True)
+        run.set_mask = run.mask = None if value is None else positions(value)
         run.mask_met, run.mask_missed = False, None
-        if run.mask is not None and run.mask.device.type == "cpu":
-            _warn_if_inverted(run.mask)
 
     @property
     def output_damping(self) -> OutputDamping:
@@ -385,15 +378,4 @@ def _check_output(output: object) -> None:
     if not output.requires_grad:
         raise ValueError(
             "output has no graph to backpropagate through: compute it with gradients enabled, and do not detach it"
-        )
-
-
-def _warn_if_inverted(mask: Tensor) -> None:
-    """A batch is as long as its longest sample: where that has no position and others end with some, padding was marked."""
-    if mask.dim() == 2 and mask.numel() and bool((~mask.any(1)).any() & (mask[:, 1:] & ~mask[:, :-1]).any()):
-        warnings.warn(
-            "handle.mask leaves out whole samples and the beginnings of others, as if it were true for padding: it has to be "
-            "true for what counts, so give ~mask",
-            RuntimeWarning,
-            stacklevel=3,
         )

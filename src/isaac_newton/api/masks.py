@@ -1,15 +1,20 @@
-"""The attention mask that a model is called with: a hook takes it, so that padding neither counts nor dilutes the curvature."""
+"""Masks: the one that is set by hand is checked, and a hook takes the one that a model is called with.
+
+So padding neither counts nor dilutes the curvature.
+"""
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from isaac_newton import torch_private
 from isaac_newton.core.options import Run
 
-__all__ = ["hook_models", "unhook_models"]
+__all__ = ["hook_models", "positions", "unhook_models"]
 
 _NAME = "attention_mask"
 #: Inside of a model they are called with masks of their own: an encoder with one, a decoder with another.
@@ -19,16 +24,77 @@ _MODEL = "transformers.modeling_utils.PreTrainedModel"
 class _TakesMask:
     """Called before a model's forward pass, in which gradients are computed: its mask is that of the pass."""
 
-    def __init__(self, run: Run, position: int, outermost: bool) -> None:
-        self.run, self._position, self._outermost = run, position, outermost
+    def __init__(self, run: Run, position: int, outermost: bool, is_model: bool) -> None:
+        self.run, self._position, self._outermost, self._is_model = run, position, outermost, is_model
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         found = args[self._position] if self._position < len(args) else kwargs.get(_NAME)
-        if isinstance(found, Tensor) and found.dim() == 2:
-            self.run.take_mask(found)
+        if isinstance(found, Tensor) and found.dim() == 2 and (self._is_model or not _is_triangle(found)):
+            self._take(found)
         elif found is None or self._outermost:
             # Other forms say who sees whom, not which positions count.
             self.run.take_mask(None)
+
+    def _take(self, mask: Tensor) -> None:
+        if not torch.is_grad_enabled() or self.run.set_mask is not None:
+            return
+        counts = mask.to(torch.bool, copy=True) if self._is_model else _counting(mask)
+        # A GPU would wait for the answer.
+        if counts.device.type == "cpu" and not torch.compiler.is_compiling():
+            if bool(counts.all()):
+                self.run.take_mask(None)  # with nothing to leave out, layers keep the form that is cheapest
+                return
+            _warn_if_inverted(counts, "the attention_mask that the model was called with")
+        self.run.take_mask(counts)
+
+
+def _counting(mask: Tensor) -> Tensor:
+    """Which positions count, in any convention: of what is added to scores, those with zero; all where none would."""
+    if mask.dtype is torch.bool:
+        return mask | ~mask.any()
+    return torch.where((mask == 1).any(), mask != 0, mask == 0)
+
+
+def _is_triangle(mask: Tensor) -> bool:
+    """Whether this is who sees whom in causal attention, in any of its forms, and not what counts."""
+    if mask.shape[0] != mask.shape[1] or len(mask) < 3 or torch.compiler.is_compiling():
+        return False
+    there, lower = mask.to(torch.bool), torch.ones_like(mask, dtype=torch.bool).tril()
+    return torch.equal(there, lower) or torch.equal(there, ~lower)
+
+
+def positions(mask: Tensor) -> Tensor:
+    """A mask that is set by hand, as a copy of true and false."""
+    if mask.is_floating_point():
+        is_other = not ((mask == 0) | (mask == 1)).all()
+    else:
+        is_other = mask.dtype is not torch.bool and mask.device.type == "cpu" and bool((mask < 0).any())
+    if is_other:
+        raise ValueError(
+            "mask must say which positions count, with true and false or 1 and 0; this one has other numbers, as masks "
+            "that are added to attention scores have: give (mask == 0)"
+        )
+    counts = mask.to(torch.bool, copy=True)
+    if counts.device.type == "cpu":
+        _warn_if_inverted(counts, "handle.mask")
+    return counts
+
+
+def _warn_if_inverted(mask: Tensor, name: str) -> None:
+    """A batch is as long as its longest sample: where that has no position and others end with some, padding was marked."""
+    if mask.dim() != 2 or not mask.numel():
+        return
+    if not mask.any():
+        what = "every position, so that gradients stay plain"
+    elif bool((~mask.any(1)).any() & (mask[:, 1:] & ~mask[:, :-1]).any()):
+        what = "whole samples and the beginnings of others"
+    else:
+        return
+    warnings.warn(
+        f"{name} leaves out {what}, as if it were true for padding: it has to be true for what counts, so give ~mask",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def hook_models(model: nn.Module, run: Run) -> None:
@@ -48,7 +114,7 @@ def _hooks(module: nn.Module, run: Run, outermost: bool) -> Iterator[tuple[nn.Mo
         except (TypeError, ValueError):
             names = []
         if _NAME in names:
-            yield module, _TakesMask(run, names.index(_NAME), outermost)
+            yield module, _TakesMask(run, names.index(_NAME), outermost, is_model)
             outermost = False
     for child in module.children():
         yield from _hooks(child, run, outermost)

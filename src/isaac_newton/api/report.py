@@ -63,7 +63,10 @@ def table(
     for name, module in model.named_modules():
         if name in lines and name not in newcomers:
             continue
-        if name in newcomers and any(p.dim() > 1 for p in module.parameters(recurse=False)):
+        owner = name.partition(".parametrizations.")[0]
+        if name in newcomers and owner != name and owner in lines and any(True for _ in module.parameters(recurse=False)):
+            lines.setdefault(name, (module, None, f"{lines[owner][2]}, with {owner or 'the model'}"))
+        elif name in newcomers and any(p.dim() > 1 for p in module.parameters(recurse=False)):
             lines.setdefault(name, (module, None, "plain: came after attach"))
         elif name in skipped and name not in newcomers:
             lines[name] = module, None, f"plain: {skipped[name]}"
@@ -92,6 +95,8 @@ def _state(
     if name in gone:
         return f"plain: {gone[name]}"
     method = "ζ" if run.conditions_outputs else "ζ*"
+    if site.statistics.elsewhere:
+        method += ", what comes from outside of the layer " + ("too" if run.options.when == "step" else "stays plain")
     last, newest = site.statistics.backward_pass, max(other.statistics.backward_pass for other in sites.values())
     if last == newest:
         return method

@@ -2,13 +2,13 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import Moment, WeightSlice
-from isaac_newton.core.options import Run, check_count
+from isaac_newton.core.options import Run, check_choice, check_count
 from isaac_newton.math.damping import Damping, Relative, RelativeTo, check
 
 __all__ = ["load", "saved"]
@@ -42,7 +42,7 @@ def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state:
     if missing:
         raise ValueError(f"the state is not whole: {', '.join(missing)} missing")
     when = state.get("when", run.options.when)
-    if when != run.options.when:
+    if not isinstance(when, str) or when != run.options.when:
         raise ValueError(f"the state is of when={when!r}, and this handle has when={run.options.when!r}")
     curvatures, damping = state["curvature"], state["damping"]
     if not isinstance(curvatures, Mapping) or not all(isinstance(each, Mapping) for each in curvatures.values()):
@@ -56,8 +56,18 @@ def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state:
         to = _kind(state["relative"])
         damping = Relative(damping, to=to) if to else check(damping, "the state's damping")
     for name, each in curvatures.items():
+        ends: dict[str, int] = {}
         for where, moment_state in each.items():
-            _check_fits(name, sites[name].module, WeightSlice(*where), moment_state)
+            place = WeightSlice(*where)
+            ends[place.parameter] = max(ends.get(place.parameter, 0), place.stop)
+            _check_fits(name, sites[name].module, place, moment_state)
+        for parameter, end in ends.items():
+            there = len(sites[name].module.get_parameter(parameter))
+            if end != there:
+                raise ValueError(
+                    f"the state of layer {name!r} was made for {end} rows of its {parameter!r}, and this one has {there}: "
+                    "it is of another model"
+                )
     before = _as_given(state)
     run.backward_passes, run.steps = passes, steps
     own = _number(given), _relative_to(given)
@@ -86,13 +96,16 @@ def _relative_to(damping: Damping) -> RelativeTo:
 
 def _kind(relative: object) -> RelativeTo:
     """The same from a state; until 0.1 it was True or False."""
-    return "largest" if relative == "largest" else "mean" if relative in ("mean", True) else ""
+    if isinstance(relative, bool):
+        return "mean" if relative else ""
+    check_choice("what the state's damping is relative to", relative, RelativeTo)
+    return cast(RelativeTo, relative)
 
 
 def _as_given(state: Mapping[str, Any]) -> tuple[object, RelativeTo]:
     """What `attach` was given where the state was made; states of before 0.2 do not say, and have what was current."""
     match state.get("given", (state["damping"], state["relative"])):
-        case (number, relative):
+        case (None | int() | float() as number, relative):
             return number, _kind(relative)
         case other:
             raise ValueError(f"the state's 'given' must be a number and what it is relative to, got {other!r}")

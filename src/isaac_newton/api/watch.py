@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from isaac_newton import torch_private
+from isaac_newton.api.binding import notice_unbound
+from isaac_newton.core.distributed import is_sharded
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.options import Run
 from isaac_newton.layers import Registration, find
@@ -23,6 +25,10 @@ _OUTSIDE = (
 )
 _REPLACED = "{} were replaced after attach, and what took their place keeps its plain gradient: detach and attach again"
 _ADDED = "{} came after attach and keep their plain gradient: detach and attach again"
+_ADDED_UP = (
+    "the gradients of {} are sums of what lookups gave and of something else, as h @ embedding.weight.T or a penalty, and "
+    "when='step' conditions such a sum by the lookups: use when='backward', or name them in exclude="
+)
 _MASK = (
     "the mask (handle.mask, or the attention_mask that the model was called with) has the shape {}, with which no layer's "
     "input begins (one has {}), so that every position counted: set handle.mask to one of (samples, length), or to None"
@@ -63,6 +69,7 @@ class Watch:
         self.gone: dict[str, str] = {}
         self._is_on_cpu = all(p.device.type == "cpu" for p in model.parameters())
         self._hook_weights()
+        self._steps = notice_unbound(sites) if run.options.when == "step" else None
         run.watch = self
 
     def _hook_weights(self) -> None:
@@ -72,19 +79,43 @@ class Watch:
             for weight in site.module.parameters():
                 if weight.is_leaf and weight.requires_grad and weight.dim() > 1:
                     users.setdefault(weight, []).append(name)
+            own = getattr(site.module, "weight", None)
+            if isinstance(own, nn.Parameter) and self._run.options.bias == "plain" and not torch_private.is_hooked(own):
+                site.left = []
         me = weakref.ref(self)
         for parameter, names in users.items():
             hook = parameter.register_hook(_Arrival(me, names))
             self._unseen[names[0]].append(hook)
 
-    def came_past(self, names: Iterable[str]) -> None:
+    def came_past(self, names: Iterable[str], gradient: Tensor) -> None:
         """The weight of these layers received a gradient; one of them should have been seen."""
-        if self._run.is_plain or any(self._sites[name].statistics.side for name in names):
+        if self._run.is_plain:
+            return
+        if any(self._sites[name].statistics.side for name in names):
+            self._compare(names, gradient)
             return
         self.gone |= dict.fromkeys(names, "used outside its layer")
         if not self._news:
             torch_private.after_backward(self._say_outside)
         self._news += names
+
+    def _compare(self, names: Iterable[str], gradient: Tensor) -> None:
+        """Whether that is what calls of these layers have left for it."""
+        sites = [self._sites[name] for name in names]
+        parts = [part for site in sites for part in site.left or ()]
+        known = all(site.left is not None for site in sites) and self._run.capture is None and bool(parts)
+        if not known or any(part.numel() != gradient.numel() or not _is_dense(part) for part in [*parts, gradient]):
+            return
+        if len(parts) > 1 and len({part.shape for part in parts}) > 1:
+            return
+        # Layers may hold it transposed, which norms do not see.
+        total = torch.stack([part.detach().double() for part in parts]).sum(0).norm()
+        digits = max(torch.finfo(part.dtype).eps for part in [*parts, gradient])
+        if (gradient.detach().double().norm() - total).abs() > 100 * digits * total:
+            for site in sites:
+                site.statistics.elsewhere = True
+            if self._run.options.when == "step":
+                self._say(_ADDED_UP, [site.name for site in sites if isinstance(site.module, nn.Embedding)])
 
     def _say_outside(self) -> None:
         names, self._news = self._news, []
@@ -120,6 +151,7 @@ class Watch:
         for hook in self._unseen.pop(name):
             hook.remove()
         self.gone.pop(name, None)
+        self._sites[name].left = None
 
     def say_what_changed(self) -> None:
         """Whether the model still consists of what it was."""
@@ -149,7 +181,11 @@ class Watch:
         for hooks in self._unseen.values():
             for hook in hooks:
                 hook.remove()
+        for name in self._unseen:
+            self._sites[name].left = None
         self._unseen.clear()
+        if self._steps is not None:
+            self._steps.remove()
         self._run.watch = None
 
 
@@ -164,7 +200,13 @@ class _Arrival:
             return
         watch = self._watch()
         if watch is not None:
-            watch.came_past(self._names)
+            watch.came_past(self._names, gradient)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether it has numbers that can be added up here."""
+    there = torch_private.has_values(tensor) and not torch_private.is_one_of_many(tensor)
+    return there and tensor.layout is torch.strided and not is_sharded(tensor)
 
 
 def _level_of_user() -> int:

@@ -42,12 +42,16 @@ class Gathering:
         self._changes = -1
         #: Whether a gradient was cleared since the last step.
         self._dropped = False
+        #: The version of the parameter in the last pass whose gradient went elsewhere.
+        self._lent_at = -1
         self._forget()
 
     def _forget(self) -> None:
         for moment in self.moments.values():
             moment.clear()
-        self.grown = self._arrived = self._by_hand = self._strange = False
+        self.grown = self._arrived = self._by_hand = self._strange = self._is_lent = False
+        #: After such a pass: the gradient as backward passes have left it, and its version then.
+        self._left: tuple[Tensor, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has parameters and backward passes of its own. Its moments forget by themselves what they have gathered.
@@ -146,6 +150,20 @@ class Gathering:
             self.take_in(which)
         if self._waiting.pop(which, None) is None:
             self._remember(parameter)  # DistributedDataParallel may have put another tensor in its place
+        else:
+            self._is_lent, version = True, torch_private.version(parameter)
+            if self._lent_at not in (-1, version) and not self._run.bound:
+                self._run.note_dropped(changed=True)  # who changes the weights, changes them by plain gradients
+            self._lent_at = version
+        if self._is_lent and self._home is None:
+            self._keep(parameter.grad)
+
+    def _keep(self, gradient: Tensor | None) -> None:
+        """Of passes whose gradient went elsewhere: what is added to this one in place afterwards can be seen then."""
+        if gradient is not None and gradient.layout is torch.strided:
+            version = torch_private.version(gradient)
+            if self._left is None or self._left[1] != version:
+                self._left = gradient.detach().clone(), version
 
     def _remember(self, parameter: Tensor) -> None:
         gradient, self._changes = parameter.grad, torch_private.version(parameter)
@@ -157,7 +175,20 @@ class Gathering:
 
     def explains(self, gradient: Tensor) -> bool:
         """Whether this gradient is that of the passes whose rows were gathered, as far as one can see."""
-        return not self._strange and self._explains(gradient)
+        return not self._strange and self._explains(gradient) and not self._has_more(gradient)
+
+    def _has_more(self, gradient: Tensor) -> bool:
+        """Whether something was added in place after a pass whose gradient went elsewhere: scaling and clipping only shrink."""
+        if self._left is None or self._left[0].shape != gradient.shape:
+            return False
+        left, version = self._left
+        if self._is_known(gradient) and version == torch_private.version(gradient):
+            return False
+        share = torch.where(left == 0, torch.zeros_like(left), gradient / left)
+        most = share.amax()
+        is_scaled = torch.allclose(gradient, most * left, rtol=1e-3, atol=0.0)
+        is_clipped = bool(((share >= 0) & (share <= 1)).all()) and not bool(gradient[left == 0].any())
+        return not (is_scaled or is_clipped)
 
     def _explains(self, gradient: Tensor) -> bool:
         return self._by_hand or self._is_known(gradient) or (self.grown and not self._dropped)

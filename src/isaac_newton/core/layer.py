@@ -64,6 +64,8 @@ class ConditionedLayer:
         self.adapter = adapter
         self.parts = dict(parts or {})
         self.statistics = Statistics()
+        #: In the first pass, while somebody watches: the gradients that calls of the layer have left for its weight.
+        self.left: list[Tensor] | None = None
         #: With `when="step"`: what each parameter has gathered.
         self.gatherings: dict[str, Gathering] = {}
         #: The bucket of its weight, and the number of the weight there.
@@ -169,6 +171,8 @@ class ConditionedLayer:
         self.statistics.note_sizes(
             self.run.backward_passes, made.rows.total, count, features, outputs, groups[0] if groups else 1, own
         )
+        if self.left is not None:
+            self.left.append(conditioned)
         if self.run.inspecting:
             before = plain if isinstance(plain, Tensor) else plain()
             self.inspect(lambda: equations.spectrum(r), made.damping, before, conditioned)
@@ -206,6 +210,8 @@ class ConditionedLayer:
         self.statistics.note_sizes(
             self.run.backward_passes, rows.total, count, features, outputs, groups=groups, own_rows=False
         )
+        if self.left is not None:
+            self.left.append(gradient)
         moment = self.moment(where)
         if moment is not None:
             moment.add_rows(r, keep=self.run.options.keeps_rows)

@@ -254,11 +254,6 @@ class Run:
         """The mask that a model is called with holds until another forward pass, unless one was set by hand."""
         if not torch.is_grad_enabled() or self.set_mask is not None:
             return
-        if mask is not None:
-            mask = mask.to(torch.bool, copy=True)  # the caller may write the next batch's into it before the backward pass
-            # With nothing to leave out, layers keep the form that is cheapest. A GPU would wait for the answer.
-            if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
-                mask = None
         self.mask, self.mask_met, self.mask_missed = mask, False, None
 
     def damping_now(self) -> tuple[float | Tensor, RelativeTo]:
@@ -313,8 +308,13 @@ class Run:
             return
         self._dropped_in = self._pass
         # SAM changes weights once before each step, and a GradScaler may skip a few steps in the beginning.
-        self._missed += 8 if changed else 1
-        if self._missed >= (16 if self.bound else 1) and not self._said:
+        self._missed += 8 if changed else 1 if self.bound else 16
+        if self._missed >= 16:
+            self.warn_about_missed()
+
+    def warn_about_missed(self) -> None:
+        """No step conditions the gradients: said once."""
+        if not self._said:
             self._said = True
             warnings.warn(
                 "when='step', but gradients are cleared and no step has conditioned them: call handle.bind(optimizer) once for "

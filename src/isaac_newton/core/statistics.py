@@ -90,6 +90,8 @@ class Statistics:
         largest_curvature: The largest of these eigenvalues, of all matrices.
         damping: λ, as used: of a schedule or a relative damping, what it came to.
         angle: Between the conditioned gradient and the plain one, in degrees; None where there is no gradient.
+        elsewhere: Whether, in the first backward pass, a part of the weight's gradient came from outside of the layer: from a
+            penalty on the weight, or from `h @ layer.weight.T`.
     """
 
     fallbacks: int = 0
@@ -98,6 +100,7 @@ class Statistics:
     largest_curvature: float | None = None
     damping: float | None = None
     angle: float | None = None
+    elsewhere: bool = False
     #: Sizes, not costs: layers note them in every backward pass, and hardly anybody asks. How often each was seen, the last
     #: one last; so it stays short even where `backward_passes` is held at one number.
     _uses: dict[_Use | _Lookup, int] = field(default_factory=dict, repr=False)

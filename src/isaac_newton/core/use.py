@@ -165,6 +165,8 @@ def has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
 
     It saves a product where rows are fewer than features. Else it saves digits: conditioned rows are rounded once, after it.
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"layer {layer.name!r} received a {type(x).__name__} in the place of a tensor")
     if x.is_nested or x.layout is not torch.strided:
         kind = "nested" if x.is_nested else "sparse"
         raise TypeError(

@@ -113,6 +113,8 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
         moment = site.moment(where._replace(groups=0))
         if moment is not None:
             moment.add_counts(counts)
+        if site.left is not None:
+            site.left.append(g)
         return g
     total = counts.sum().clamp_min(1)
     damping, relative = run.damping_now()
@@ -127,7 +129,10 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
     if run.inspecting:
         plain = g.to_dense().to(counts.dtype)
         site.inspect(lambda: counts / total, damping, plain, plain * factors[:, None])
-    return _scaled(g, factors, input.reshape(-1))
+    done = _scaled(g, factors, input.reshape(-1))
+    if site.left is not None:
+        site.left.append(done)
+    return done
 
 
 def _lengthening(g: Tensor, factors: Tensor, counts: Tensor, tokens: Tensor) -> Tensor:

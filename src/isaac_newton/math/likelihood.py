@@ -229,6 +229,8 @@ def check_loss(loss: Tensor, output: Tensor, likelihood: Likelihood) -> None:
         raise ValueError(
             f"loss_fn is a {type(likelihood).__name__}, but the loss was computed by {made_by}: pass the function that made it"
         )
+    if any(getattr(node, name, None) is not None for node in same for name in ("_saved_weight", "_saved_pos_weight")):
+        raise ValueError("loss_fn has no weights, but the loss was computed with weight=: pass a Likelihood that has them")
     reductions = {_REDUCTIONS.get(getattr(node, "_saved_reduction", 0)) for node in same} - {None}
     if reductions and likelihood.reduction not in reductions:
         raise ValueError(
