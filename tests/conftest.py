@@ -10,7 +10,7 @@ from jaxtyping import install_import_hook
 
 # Before anything imports the package: every call made by a test then has its shapes checked against the signature.
 if importlib.util.find_spec("beartype"):
-    checked = ["equations", "kernels", "conditioners", "autograd"]
+    checked = ["math", "kernels", "ensemble", "core.conditioner", "core.moments", "core.rows"]
     install_import_hook([f"isaac_newton.{module}" for module in checked], "shapes.checker")
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
