@@ -143,7 +143,7 @@ def _invert_on_cpu(
         found[number] = Conditioner(rows[number], inverse, None, damping, failures)
 
 
-def _dampings(rs: Sequence[Float[Tensor, "rows in"]], strength: float, relative: RelativeTo) -> list[float]:
+def _dampings(rs: Sequence[Float[Tensor, "_ _"]], strength: float, relative: RelativeTo) -> list[float]:
     """λ of each of these rows, whose smaller sides are equal: what they are relative to is found for all at once."""
     if relative == "mean" or len({r.dtype for r in rs}) > 1:
         return [_damping(r, strength, relative).item() for r in rs]
@@ -196,8 +196,8 @@ def _inverted_by_torch(one: Rows, strength: float | Tensor, relative: RelativeTo
 
 
 def multiply(
-    gradients: Sequence[Float[Tensor, "*groups out in"]], by: Sequence[Conditioner], *, in_place: bool = False
-) -> list[Float[Tensor, "*groups out in"]]:
+    gradients: Sequence[Float[Tensor, "*_ _ _"]], by: Sequence[Conditioner], *, in_place: bool = False
+) -> list[Float[Tensor, "*_ _ _"]]:
     """Stage 4: ∇ (I + rᵀr/(kλ))⁻¹ for each gradient; `in_place` allows to write to their memory."""
     results = list(gradients)
     together: list[int] = []
