@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["number", "percent", "spread", "times"]
+__all__ = ["damping", "number", "percent", "spread", "times"]
 
 #: What rounding leaves of equal numbers.
 NOTHING = 1e-12
@@ -40,3 +40,8 @@ def times(ratio: float | None) -> str:
 def percent(value: float | None, digits: int = 2) -> str:
     """A share of 1."""
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
+
+
+def damping(value: float) -> str:
+    """λ, of which infinity is the plain gradient."""
+    return "∞" if value == math.inf else f"{value:g}"

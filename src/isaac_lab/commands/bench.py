@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from isaac_lab.commands.training import at_least_one, check_writable
+from isaac_lab.commands.training import DeviceChoice, at_least_one, check_writable, named_errors, say
 
 __all__ = ["bench"]
 
@@ -25,13 +25,6 @@ class What(enum.StrEnum):
     GRID = "grid"
     ALL = "all"
     PAGE = "page"
-
-
-class Device(enum.StrEnum):
-    """Where a benchmark runs."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 def _positive(value: float) -> float:
@@ -49,7 +42,9 @@ def bench(
             "panel of Figure 1 at once. page: fill docs/benchmarks.md with records."
         ),
     ],
-    device: Annotated[Device, typer.Option(help="CUDA is measured eager and, if possible, as one CUDA graph.")] = Device.CPU,
+    device: Annotated[
+        DeviceChoice, typer.Option(help="CUDA is measured eager and, if possible, as one CUDA graph.")
+    ] = DeviceChoice.CPU,
     threads: Annotated[int, typer.Option(callback=at_least_one, help="Threads of the CPU.")] = 1,
     rounds: Annotated[int, typer.Option(callback=at_least_one, help="How often the methods take turns.")] = 20,
     models: Annotated[
@@ -95,14 +90,12 @@ def _page(records: Path, out: Path) -> None:
         message = f"no records (*.json) in {str(records)!r}; isaac-newton bench writes them"
         raise typer.BadParameter(message, param_hint="'--records'")
     check_writable(out.parent)
-    try:
+    with named_errors(page="--out"):
         docs.fill(out, benchmarks.blocks(found, out.parent / "figures"))
-    except docs.DocsError as error:
-        raise typer.BadParameter(str(error), param_hint="'--out'") from None
-    Console().print(f"Page: {out}, from {len(found)} record{'' if len(found) == 1 else 's'}.", markup=False, soft_wrap=True)
+    say(Console(), f"Page: {out}, from {len(found)} record{'' if len(found) == 1 else 's'}.")
 
 
-def _measure(kinds: list[str], device: Device, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
+def _measure(kinds: list[str], device: DeviceChoice, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.bench.modes import modes

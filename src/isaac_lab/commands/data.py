@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from isaac_lab.commands.training import say
 from isaac_lab.data import download, places
 from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, Parcel
 from isaac_lab.data.files import DataError, contents
@@ -66,7 +67,7 @@ def list_sets(data: Folder = None) -> None:
         rows.append([name, *(f"{count:,}" for count in made.examples), made.example, "generated, for smoke runs"])
     console = Console()
     console.print(table(("Data set", "Training", "Test", "Example", "Where"), rows, ("Data set", "Where")).terminal())
-    _say(console, "Looked at, in this order:", *(f"  {place.origin}: {place.folder}" for place in looked_at))
+    say(console, "Looked at, in this order:", *(f"  {place.origin}: {place.folder}" for place in looked_at))
 
 
 @app.command()
@@ -99,8 +100,8 @@ def fetch(
             _check_writable(directory)
             own = () if source is None else (f"{source.rstrip('/')}/{each}", source)
             for parcel in files.parcels:
-                _say(console, f"{each}/{parcel.name}: {_fetch(each, parcel, directory, own, progress)}")
-    _say(console, f"Data: {folder}" + ("" if to is None else f"\nUse it with --data {folder} or ISAAC_DATA={folder}"))
+                say(console, f"{each}/{parcel.name}: {_fetch(each, parcel, directory, own, progress)}")
+    say(console, f"Data: {folder}" + ("" if to is None else f"\nUse it with --data {folder} or ISAAC_DATA={folder}"))
 
 
 def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], progress: Progress) -> str:
@@ -139,14 +140,14 @@ def verify(
         found = [(place, directory) for place in looked_at if (directory := places.find(each, place))]
         if not found:
             good = good and name is Choice.ALL
-            _say(console, f"{each}: not found; isaac-newton data fetch {each} downloads it")
+            say(console, f"{each}: not found; isaac-newton data fetch {each} downloads it")
         for place, directory in found:
-            _say(console, f"{each} in {directory} ({place.origin})")
+            say(console, f"{each} in {directory} ({place.origin})")
             shown, problems = _verify(each, directory)
             console.print(shown.terminal())
             if problems:
                 good = False
-                _say(console, *problems, places.remedy(each, place))
+                say(console, *problems, places.remedy(each, place))
     if not good:
         raise typer.Exit(1)
 
@@ -195,11 +196,6 @@ def _check_writable(directory: Path) -> None:
         raise typer.BadParameter(message, param_hint="'--to'")
 
 
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
 def _fail(message: str, *, code: int) -> NoReturn:
-    _say(Console(stderr=True), f"Error: {message}")
+    say(Console(stderr=True), f"Error: {message}")
     raise typer.Exit(code)

@@ -1,10 +1,8 @@
 """`isaac-newton demo`: train with and without ISAAC on embedded data; progress, a table, pictures."""
 
 import enum
-import shlex
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,17 +12,16 @@ from isaac_lab.commands.training import (
     DeviceChoice,
     DeviceOption,
     Minutes,
+    Work,
     Workers,
     at_least_one,
-    check_writable,
     chosen_device,
-    deadline,
+    command_line,
+    how_to_train,
     perform,
-    shown_later,
+    say,
+    settled,
 )
-
-if TYPE_CHECKING:
-    from isaac_lab.executors import Call
 
 __all__ = ["Subject", "demo"]
 
@@ -52,7 +49,7 @@ def demo(
     seeds: Annotated[
         int | None,
         typer.Option(
-            callback=lambda value: value and at_least_one(value),
+            callback=at_least_one,
             help="Runs of each method, each with a seed of its own. Unless given: 2; digits 3.",
             show_default=False,
         ),
@@ -60,7 +57,7 @@ def demo(
     epochs: Annotated[
         int | None,
         typer.Option(
-            callback=lambda value: value and at_least_one(value),
+            callback=at_least_one,
             help="Of the digits: passes over the training images. Unless given: 15, for which the settings are tuned.",
             show_default=False,
         ),
@@ -75,62 +72,59 @@ def demo(
     minutes: Minutes = None,
 ) -> None:
     """Train with and without ISAAC on an embedded photograph: progress, a table, pictures."""
-    started = time.perf_counter()
     digits = subject is Subject.DIGITS
     if epochs and not digits:
         raise typer.BadParameter("only the digits are trained by epochs: isaac-newton demo digits", param_hint="'--epochs'")
     seeds, epochs = seeds or (3 if digits else 2), epochs or EPOCHS
     out = out or Path("out/digits" if digits else "out/demo")
-    check_writable(out)
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.executors import Call
+        from isaac_lab.studies.calls import Means
     # Small matrices: a GPU helps only many processes.
     on = chosen_device(device or DeviceChoice.CPU, needed=True)
-    words = ["isaac-newton", "demo", *([] if subject is Subject.PHOTOGRAPH else [subject.value]), "--seeds", str(seeds)]
-    words += ["--epochs", str(epochs)] if digits else []
-    words += ["--device", on] if on != "cpu" else []
-    how = "processes" if workers > 1 else "local"
-    call = Call(how, on, data, workers, until=deadline(minutes), command=shlex.join(words))
+    words = ["demo", *([] if subject is Subject.PHOTOGRAPH else [subject.value])]
+    options = {"--seeds": seeds, "--epochs": digits and epochs, "--device": on != "cpu" and on}
+    means = Means(how_to_train(command_line(words, options), on, data, workers, minutes))
     if digits:
-        _digits(call, console, out, seeds, epochs)
+        work = _digits(console, out, seeds, epochs)
     else:
-        _photograph(call, console, out, seeds, search=subject is Subject.SEARCH)
-    said = f"Records: {out / 'trials.jsonl'}\nDone in {time.perf_counter() - started:.0f} s."
-    console.print(said, markup=False, highlight=False, soft_wrap=True)
+        work = _photograph(console, out, seeds, on, data, search=subject is Subject.SEARCH)
+    perform(work, means, console, out)
 
 
-def _digits(call: "Call", console: Console, out: Path, seeds: int, epochs: int) -> None:
-    from isaac_lab.charts.draw import pictures
+def _digits(console: Console, out: Path, seeds: int, epochs: int) -> Work:
     from isaac_lab.record import Store
-    from isaac_lab.report import digits as report
     from isaac_lab.studies.digits import METHODS, arms, summarize
 
-    console.print(f"Training the paper's 5-layer ReLU network on digits: {len(METHODS) * seeds} runs of {epochs} epochs.")
     store = Store(out)
-    perform(arms(seeds, epochs), store, call, console, {"id": "digits"}, {})
-    found = summarize(store, seeds, epochs)
-    pictures(report.figure(found), out / "curves.png", suffixes=[".png"])
-    console.print(report.table(found).terminal())
-    for sentence in report.what_one_sees(found):
-        console.print(sentence)
-    console.print(f"\nPicture: {out / 'curves.png'}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"Training the paper's 5-layer ReLU network on digits: {len(METHODS) * seeds} runs of {epochs} epochs.")
+
+    def show() -> None:
+        from isaac_lab.charts.draw import pictures
+        from isaac_lab.report import digits as report
+
+        found = summarize(store, seeds, epochs)
+        pictures(report.figure(found), out / "curves.png", suffixes=[".png"])
+        console.print(report.table(found).terminal(), *report.what_one_sees(found), "", sep="\n")
+        say(console, f"Picture: {out / 'curves.png'}", f"Records: {store.path}")
+
+    return Work(settled(arms(seeds, epochs), store, {"id": "digits"}, {}), show)
 
 
-def _photograph(call: "Call", console: Console, out: Path, seeds: int, *, search: bool) -> None:
+def _photograph(console: Console, out: Path, seeds: int, on: str, data: Path | None, *, search: bool) -> Work:
     from isaac_lab.record import Store
     from isaac_lab.studies.demo import METHODS, arms, searched
 
-    runs = len(METHODS) * seeds
+    store = Store(out)
     said = "each method's rate is chosen on one photograph, then " if search else ""
-    console.print(f"A small network is fitted to a photograph: {said}{runs} runs.", highlight=False, soft_wrap=True)
-    store, timed = Store(out), {method.name: method.trial(0) for method in METHODS}
-    perform(searched(seeds) if search else arms(seeds), store, call, console, {"id": "demo"}, timed)
-    with shown_later(console):
+    say(console, f"A small network is fitted to a photograph: {said}{len(METHODS) * seeds} runs.")
+
+    def show() -> None:
         from isaac_lab.report import demo as report
 
-        found = report.write(store, seeds, call.device, call.folder)
-        for shown in (report.table(found).terminal(), *report.what_one_sees(found)):
-            console.print(shown, highlight=False)
-        names = ", ".join(str(out / f"{name}.png") for name in ("pictures", "curves"))
-        console.print(f"\nPictures: {names}", markup=False, highlight=False, soft_wrap=True)
+        found = report.write(store, seeds, on, data)
+        console.print(report.table(found).terminal(), *report.what_one_sees(found), "", sep="\n", highlight=False)
+        say(console, f"Pictures: {out / 'pictures.png'}, {out / 'curves.png'}", f"Records: {store.path}")
+
+    timed = {method.name: method.trial(0) for method in METHODS}
+    return Work(settled(searched(seeds) if search else arms(seeds), store, {"id": "demo"}, timed), show)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from isaac_lab.commands.claims import say_own_runs
-from isaac_lab.commands.training import check_writable, named_errors, place
+from isaac_lab.commands.training import check_writable, named_errors, place, say
 
 __all__ = ["report"]
 
@@ -34,23 +34,17 @@ def report(
         )
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.records import StoreError, write_whole
+        from isaac_lab.records import write_whole
         from isaac_lab.report.page import PageError, build, check_installed
-        from isaac_lab.trial import TrialError
     try:
         check_installed()
-        check_writable(out.parent)
-        with console.status("Reading the records …"):
-            text = build(read)
     except PageError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(code=2) from None
-    except (StoreError, TrialError) as error:
-        raise typer.BadParameter(str(error), param_hint="'--results'") from None
+    check_writable(out.parent)
+    with named_errors("--results"), console.status("Reading the records …"):
+        text = build(read)
     with named_errors():
         write_whole(out, text)
     say_own_runs(console, read / "reproduce", "--results")
-    size = out.stat().st_size / 1e6
-    console.print(
-        f"Page: {out} ({size:.1f} MB, {time.perf_counter() - started:.0f} s)", markup=False, highlight=False, soft_wrap=True
-    )
+    say(console, f"Page: {out} ({out.stat().st_size / 1e6:.1f} MB, {time.perf_counter() - started:.0f} s)")

@@ -12,7 +12,7 @@ from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.grids import accuracies, losses
 from isaac_lab.studies.paper.recipe import Outcome
-from isaac_lab.words import number, percent
+from isaac_lab.words import damping, number, percent
 
 __all__ = ["TITLES", "cells", "figure", "section"]
 
@@ -88,9 +88,6 @@ def _table(outcome: Outcome) -> Table:
             return "diverged"
         return number(cell["loss"]) + (f" ({percent(cell['accuracy'], 1)})" if math.isfinite(cell["accuracy"]) else "")
 
-    def words(value: float) -> str:
-        return "∞" if value == math.inf else f"{value:g}"
-
-    rows = tuple(Row((f"λ_a {words(inputs)}", *(text(inputs, output) for output in dampings))) for inputs in dampings)
+    rows = tuple(Row((f"λ_a {damping(inputs)}", *(text(inputs, output) for output in dampings))) for inputs in dampings)
     caption = f"({outcome.panel.name}) {outcome.panel.title}: training loss (test accuracy)"
-    return Table(caption, ("", *(f"λ_g {words(output)}" for output in dampings)), rows)
+    return Table(caption, ("", *(f"λ_g {damping(output)}" for output in dampings)), rows)

@@ -1,20 +1,13 @@
 """The section of the claims: what the paper says, sentence by sentence, and what the records say of it."""
 
-from collections import Counter
 from collections.abc import Sequence
 
-from isaac_lab.claims import Claim
-from isaac_lab.claims.evidence import Finding, Verdict
+from isaac_lab.claims import Claim, counts
+from isaac_lab.claims.evidence import Finding
 from isaac_lab.report.parts import Item, Ledger, Section, Source
 from isaac_lab.studies.paper import EXPERIMENTS
 
-__all__ = ["counts", "section"]
-
-
-def counts(found: Sequence[tuple[Claim, Finding]]) -> dict[str, int]:
-    """By verdict."""
-    own = Counter(finding.verdict for _, finding in found)
-    return {str(verdict): own[verdict] for verdict in Verdict}
+__all__ = ["section"]
 
 
 def section(found: Sequence[tuple[Claim, Finding]], records: Sequence[str]) -> Section:

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from isaac_lab.claims import ledger
+from isaac_lab.claims import counts, ledger
 from isaac_lab.claims.evidence import Evidence
 from isaac_lab.records import installed, origin
 from isaac_lab.report import costs, curves, grids, headline, larger, race, render
@@ -45,7 +45,7 @@ def build(results: Path) -> str:
     found = ledger(evidence)
     folders = tuple(f"{name}/{part}" for part in ("race", "reproduce", "bench") if (results / part).is_dir())
     sections = [
-        headline.section(evidence, races, claims.counts(found), folders),
+        headline.section(evidence, races, counts(found), folders),
         raced,
         grids.section(evidence, f"{name}/reproduce"),
         curves.section(evidence, f"{name}/reproduce"),

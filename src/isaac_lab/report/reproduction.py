@@ -1,12 +1,11 @@
 """What fills docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.charts.draw import draw
-from isaac_lab.claims import Claim
+from isaac_lab.claims import Claim, counts
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict
 from isaac_lab.report import paper
 from isaac_lab.report.docs import wrapped
@@ -41,8 +40,7 @@ def blocks(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures
 
 
 def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
-    counts = Counter(finding.verdict for _, finding in ledger)
-    words = ", ".join(f"{counts[verdict]} {_plural(verdict, counts[verdict])}" for verdict in Verdict)
+    words = ", ".join(f"{count} {_plural(verdict, count)}" for verdict, count in counts(ledger).items())
     rows = [
         [f"[{claim.number}](#{_anchor(claim)})", EXPERIMENTS[claim.about].name, _verdict(finding), finding.scale or "–"]
         for claim, finding in ledger
