@@ -19,9 +19,9 @@ def ledger(evidence: Evidence) -> list[tuple[Claim, Finding]]:
     return [(claim, claim.check(evidence)) for claim in CLAIMS]
 
 
-def counts(found: Sequence[tuple[Claim, Finding]]) -> dict[Verdict, int]:
+def counts(found: Sequence[tuple[Claim, Finding]]) -> dict[str, int]:
     """How many claims have each verdict."""
-    return {verdict: sum(finding.verdict is verdict for _, finding in found) for verdict in Verdict}
+    return {str(verdict): sum(finding.verdict is verdict for _, finding in found) for verdict in Verdict}
 
 
 def _larger_models(evidence: Evidence) -> Finding:

@@ -8,21 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from isaac_lab.commands.training import (
-    Data,
-    DeviceOption,
-    DrawOnly,
-    Minutes,
-    Work,
-    chosen_device,
-    command_line,
-    deadline,
-    listed,
-    out_option,
-    perform,
-    place,
-    say,
-)
+from isaac_lab.commands import training
 
 # torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
@@ -57,12 +43,12 @@ def reproduce(
         ScaleChoice,
         typer.Option(help="smoke: digits, under a minute. quick: the paper's networks, few epochs. paper: as printed."),
     ] = ScaleChoice.SMOKE,
-    data: Data = None,
-    out: Annotated[Path | None, out_option("Records and figures: OUT/ID/SCALE", "reproduce")] = None,
+    data: training.Data = None,
+    out: Annotated[Path | None, training.out_option("Records and figures: OUT/ID/SCALE", "reproduce")] = None,
     executor: Annotated[
         ExecutorChoice | None, typer.Option(help="Unless given: ensemble for grids, local for curves.", show_default=False)
     ] = None,
-    device: DeviceOption = None,
+    device: training.DeviceOption = None,
     resume: Annotated[bool, typer.Option(help="Go on with what is there; --no-resume wants an empty directory.")] = True,
     panels: Annotated[str, typer.Option(help="Comma-separated panels, such as a,b; all unless given.")] = "",
     seeds: Annotated[int, typer.Option(min=0, help="Runs of each cell; 0: what the experiment needs.")] = 0,
@@ -75,10 +61,10 @@ def reproduce(
     checkpoint_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds between checkpoints; those of a large grid are large.")
     ] = 30.0,
-    minutes: Minutes = None,
-    draw_only: DrawOnly = False,
+    minutes: training.Minutes = None,
+    draw_only: training.DrawOnly = False,
 ) -> None:
-    """Train what a figure of the paper needs, draw it, and say where everything is."""
+    """Train what a figure of the paper needs, draw it, and training.say where everything is."""
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.executors import Call
@@ -94,19 +80,19 @@ def reproduce(
         raise typer.BadParameter(f"there is no {id!r}; there are {', '.join(EXPERIMENTS)}, all and list", param_hint="ID")
     call = Call(
         executor=executor.value if executor else "",
-        device=chosen_device(device, needed=not draw_only),
+        device=training.chosen_device(device, needed=not draw_only),
         folder=data,
         workers=workers,
         tensor_cores=tensor_cores,
         copies=copies,
         seconds=checkpoint_seconds,
-        until=deadline(minutes),
+        until=training.deadline(minutes),
     )
     request = Request(
         scale=scale.value,
-        out=place(out, "reproduce", draw_only=draw_only),
+        out=training.place(out, "reproduce", draw_only=draw_only),
         resume=resume,
-        panels=listed(panels),
+        panels=training.listed(panels),
         settings=tuple(setting or ()),
         bench=bench,
         means=Means(call, model=model, seeds=seeds),
@@ -119,10 +105,10 @@ def reproduce(
             if id != "all":
                 raise
             # What one of them lacks, an encoder or a data set, is no reason to lose the others.
-            say(console, f"{experiment.id} is left out: {error.format_message()}\n")
+            training.say(console, f"{experiment.id} is left out: {error.format_message()}\n")
             left_out.append(experiment.id)
     if left_out:
-        say(console, f"Left out: {', '.join(left_out)}; the reasons are above.")
+        training.say(console, f"Left out: {', '.join(left_out)}; the reasons are above.")
         raise typer.Exit(2)
 
 
@@ -131,12 +117,12 @@ def _perform(experiment: "Experiment", request: "Request", console: Console, *, 
 
     call = request.means.call
     call = replace(call, command=_command(experiment, request), executor=call.executor or experiment.executor)
-    work = Work(
+    work = training.Work(
         lambda means: runner.run(experiment, replace(request, means=means)),
         lambda: _show(experiment, request, console),
         errors={runner.NothingToDrawError: "--out", runner.UnknownPanelError: "--panels"},
     )
-    perform(work, replace(request.means, call=call), console, request.out, draw_only=draw_only)
+    training.perform(work, replace(request.means, call=call), console, request.out, draw_only=draw_only)
     console.print()
 
 
@@ -146,7 +132,7 @@ def _command(experiment: "Experiment", request: "Request") -> str:
     options: dict[str, object] = {"--scale": request.scale, "--device": call.device, "--executor": call.executor}
     options |= {"--panels": ",".join(request.panels), "--seeds": means.seeds, "--model": means.model and Path(means.model).name}
     options |= {"--tensor-cores": call.tensor_cores, "--set": request.settings}
-    return command_line(["reproduce", experiment.id], options)
+    return training.command_line(["reproduce", experiment.id], options)
 
 
 def _show(experiment: "Experiment", request: "Request", console: Console) -> None:
@@ -156,9 +142,9 @@ def _show(experiment: "Experiment", request: "Request", console: Console) -> Non
 
     view = runner.known(experiment, request)
     paper.write(view)
-    say(console, f"\n{experiment.name}: {experiment.shows}", *([setting(view)] if view.outcomes else []))
+    training.say(console, f"\n{experiment.name}: {experiment.shows}", *([setting(view)] if view.outcomes else []))
     if (table := paper.table(view)) is not None:
         console.print(table.terminal())
-    say(console, *paper.trained(view), f"Figure: {view.directory / 'figure.png'}, .svg")
-    say(console, *(f"Numbers: {path}" for path in [view.directory / "numbers.csv"] if path.exists()))
-    say(console, *(f"Records: {store.path}" for store in paper.stores(view)))
+    training.say(console, *paper.trained(view), f"Figure: {view.directory / 'figure.png'}, .svg")
+    training.say(console, *(f"Numbers: {path}" for path in [view.directory / "numbers.csv"] if path.exists()))
+    training.say(console, *(f"Records: {store.path}" for store in paper.stores(view)))

@@ -18,6 +18,13 @@ from isaac_lab.studies.paper.recipe import Experiment, Outcome
 __all__ = ["blocks"]
 
 SCALES = ("paper", "quick")
+#: After a number: of one claim, and of several.
+VERBS: Mapping[str, tuple[str, str]] = {
+    Verdict.HOLDS: ("holds", "hold"),
+    Verdict.FAILS: ("does not", "do not"),
+    Verdict.UNDECIDED: ("shows no difference", "show no difference"),
+    Verdict.UNKNOWN: ("lacks data", "lack data"),
+}
 
 
 def blocks(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> dict[str, Callable[[], str]]:
@@ -40,21 +47,12 @@ def blocks(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures
 
 
 def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
-    words = ", ".join(f"{count} {_plural(verdict, count)}" for verdict, count in counts(ledger).items())
+    words = ", ".join(f"{count} {VERBS[verdict][count != 1]}" for verdict, count in counts(ledger).items())
     rows = [
         [f"[{claim.number}](#{_anchor(claim)})", EXPERIMENTS[claim.about].name, _verdict(finding), finding.scale or "–"]
         for claim, finding in ledger
     ]
     return f"## Ledger\n\nOf {len(ledger)} claims: {words}.\n\n{table(['Claim', 'About', 'Verdict', 'Scale'], rows).markdown()}"
-
-
-def _plural(verdict: Verdict, count: int) -> str:
-    return {
-        Verdict.HOLDS: "holds" if count == 1 else "hold",
-        Verdict.FAILS: "does not" if count == 1 else "do not",
-        Verdict.UNDECIDED: "shows no difference" if count == 1 else "show no difference",
-        Verdict.UNKNOWN: "lacks data" if count == 1 else "lack data",
-    }[verdict]
 
 
 def _section(experiment: Experiment, own: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> str:
