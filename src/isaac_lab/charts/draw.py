@@ -161,8 +161,9 @@ def _legend(methods: Sequence[Method], width: int, top: int) -> tuple[list[str],
         room = 34 + int(len(method.label) * 0.64 * 12) + 20
         if left + room > width and left > MARGIN:
             left, top = MARGIN, top + ITEM
-        stroke = f'stroke="{HUES[method.hue]}" stroke-width="{min(method.width, 4):g}"'
-        dash = f' stroke-dasharray="{" ".join(map(str, method.dash))}"' if method.dash else ""
+        look = method.look
+        stroke = f'stroke="{HUES[look.hue]}" stroke-width="{min(look.width, 4):g}"'
+        dash = f' stroke-dasharray="{" ".join(map(str, look.dash))}"' if look.dash else ""
         parts.append(f'<line x1="{left}" y1="{top + 10}" x2="{left + 28}" y2="{top + 10}" {stroke}{dash}/>')
         parts.append(_text(left + 35, top + 14, method.label, f'font-size="12" fill="{INK}"'))
         left += room

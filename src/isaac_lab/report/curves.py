@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from isaac_lab.charts import lines
-from isaac_lab.charts.figure import Figure, Look, Method, identifier
+from isaac_lab.charts.figure import DOTTED, Figure, Look, Method, identifier
 from isaac_lab.charts.lines import ONE_SEED, Axis, Line
 from isaac_lab.claims.evidence import Evidence
 from isaac_lab.record import Point, Record
@@ -25,46 +25,36 @@ Quantity = Literal["train_loss", "test_loss", "test_accuracy"]
 
 QUANTITIES: tuple[Quantity, ...] = ("train_loss", "test_loss", "test_accuracy")
 SECONDS_LOG = "Seconds (log)"
-DASHES = {"-": (), "--": (7, 4), ":": (2, 3)}
+BROKEN = (7, 4)
 TITLES = {"train_loss": "Training loss", "test_loss": "Test loss", "test_accuracy": "Test accuracy"}
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a group looks in a figure: its name, a key of `HUES`, one of `DASHES`, and a width."""
-
-    label: str
-    hue: str
-    style: str = "-"
-    width: float = 2
 
 
 #: K-FAC and ζ are the same update, so that their curves may lie on each other: the lower one is thicker.
 AUTOENCODER = {
-    "kfac 0.1": Style("K-FAC, λ = 0.1", "yellow", width=4.5),
-    "kfac 0.01": Style("K-FAC, λ = 0.01", "yellow", "--", width=4.5),
-    "zeta 0.1": Style("ζ, λ = 0.1", "blue", width=2.6),
-    "zeta 0.01": Style("ζ, λ = 0.01", "blue", "--", width=2.6),
-    "zeta_star 0.1": Style("ζ*, λ = 0.1", "red"),
-    "zeta_star 0.01": Style("ζ*, λ = 0.01", "red", "--"),
-    "gradient": Style("∇ (SGD)", "black"),
+    "kfac 0.1": Method("K-FAC, λ = 0.1", Look("yellow", width=4.5)),
+    "kfac 0.01": Method("K-FAC, λ = 0.01", Look("yellow", BROKEN, 4.5)),
+    "zeta 0.1": Method("ζ, λ = 0.1", Look("blue", width=2.6)),
+    "zeta 0.01": Method("ζ, λ = 0.01", Look("blue", BROKEN, 2.6)),
+    "zeta_star 0.1": Method("ζ*, λ = 0.1", Look("red"), ours=True),
+    "zeta_star 0.01": Method("ζ*, λ = 0.01", Look("red", BROKEN), ours=True),
+    "gradient": Method("∇ (SGD)", Look("black")),
 }
 MORE_METHODS = {
     **AUTOENCODER,
-    "kfac 600": Style(f"K-FAC, λ = {figA1.DAMPING:g}, batch {figA1.BATCH}", "yellow", ":", width=3.5),
-    "gradient 600": Style(f"∇ (SGD), batch {figA1.BATCH}", "black", ":"),
-    "momentum": Style("SGD with momentum", "grey"),
-    "adam": Style("Adam", "pink"),
+    "kfac 600": Method(f"K-FAC, λ = {figA1.DAMPING:g}, batch {figA1.BATCH}", Look("yellow", DOTTED, 3.5)),
+    "gradient 600": Method(f"∇ (SGD), batch {figA1.BATCH}", Look("black", DOTTED)),
+    "momentum": Method("SGD with momentum", Look("grey")),
+    "adam": Method("Adam", Look("pink")),
 }
 LAYERS = {
-    "all": Style("ζ* in all layers", "red", width=2.6),
-    "1": Style("ζ* in layer 1", "blue"),
-    "5": Style("ζ* in layer 5", "sky"),
-    "1-3": Style("ζ* in layers 1, 2, 3", "green"),
-    "3-5": Style("ζ* in layers 3, 4, 5", "pink"),
-    "odd": Style("ζ* in layers 1, 3, 5", "orange", "--"),
-    "even": Style("ζ* in layers 2, 4", "yellow", "--"),
-    "none": Style("∇ in all layers", "black", width=2.6),
+    "all": Method("ζ* in all layers", Look("red", width=2.6), ours=True),
+    "1": Method("ζ* in layer 1", Look("blue"), ours=True),
+    "5": Method("ζ* in layer 5", Look("sky"), ours=True),
+    "1-3": Method("ζ* in layers 1, 2, 3", Look("green"), ours=True),
+    "3-5": Method("ζ* in layers 3, 4, 5", Look("pink"), ours=True),
+    "odd": Method("ζ* in layers 1, 3, 5", Look("orange", BROKEN), ours=True),
+    "even": Method("ζ* in layers 2, 4", Look("yellow", BROKEN), ours=True),
+    "none": Method("∇ in all layers", Look("black", width=2.6)),
 }
 READING = f"λ = {fig5.DAMPING:g}. "
 
@@ -83,7 +73,7 @@ class Curves:
     """
 
     title: str
-    styles: Mapping[str, Style]
+    styles: Mapping[str, Method]
     quantities: tuple[Quantity, ...]
     across: tuple[str, str] = (SECONDS_LOG, "Epochs")
     shown: int = 1
@@ -115,12 +105,12 @@ def figure(view: View) -> Figure:
     quantities = shown.quantities
     drawn: list[Line] = []
     methods: list[Method] = []
-    for name, style in shown.styles.items():
+    for name, method in shown.styles.items():
         outcome = next((outcome for outcome in view.outcomes if name in outcome.records), None)
         if outcome is None:
             continue
-        methods.append(Method(style.label, Look(style.hue, DASHES[style.style], style.width), ours="ζ*" in style.label))
-        drawn += _lines(view, outcome, name, style.label)
+        methods.append(method)
+        drawn += _lines(view, outcome, name, method.label)
     horizontal = [Axis("step", "Steps", ",d"), Axis("epoch", "Epochs", ",d")]
     if measured := any(value is not None for line in drawn for value in line.columns["seconds"]):
         label = clock_label(view)
