@@ -459,6 +459,8 @@ def test_a_page_is_filled(smoke: tuple[Path, str], tmp_path: Path) -> None:
     assert text.count("| SIREN |") == 4
     page.write_text("no marks\n", encoding="utf-8")
     assert "has no <!-- recipes-quick -->" in " ".join(called(*words).output.replace("│", "").split())
+    page.unlink()
+    assert "'--fill': there is no page" in " ".join(called(*words).output.replace("│", "").split())
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:

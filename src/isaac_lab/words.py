@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["damping", "number", "percent", "spread", "times"]
+__all__ = ["damping", "number", "percent", "spread", "times", "versions_of"]
 
 #: What rounding leaves of equal numbers.
 NOTHING = 1e-12
@@ -45,3 +45,8 @@ def percent(value: float | None, digits: int = 2) -> str:
 def damping(value: float) -> str:
     """λ, of which infinity is the plain gradient."""
     return "∞" if value == math.inf else f"{value:g}"
+
+
+def versions_of(record: Mapping[str, Any]) -> str:
+    """Of the packages that were installed where a record was made."""
+    return ", ".join(f"{name} {version}" for name, version in (record.get("versions") or {}).items() if version)

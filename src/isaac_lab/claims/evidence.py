@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from isaac_lab.bench.published import DAMPING
-from isaac_lab.records import StoreError, read
+from isaac_lab.records import read
 from isaac_lab.studies.paper import EXPERIMENTS, folder
 from isaac_lab.studies.paper.recipe import SCALES, Outcome
 
@@ -66,10 +66,7 @@ class Evidence:
         self._view = cache(self._read_view)
         #: At a scale, also smoke; empty where there is nothing.
         self.summary = cache(self._read_summary)
-        try:
-            self.benchmarks = read(bench) if bench.is_dir() else {}
-        except ValueError as error:
-            raise StoreError(f"cannot read the records in {bench}: {error}") from None
+        self.benchmarks = read(bench) if bench.is_dir() else {}
 
     def _read_view(self, experiment: str, scale: str) -> folder.View:
         return folder.view(EXPERIMENTS[experiment], self.records, SCALES[scale])

@@ -85,7 +85,8 @@ def _page(records: Path, out: Path) -> None:
     from isaac_lab.records import read
     from isaac_lab.report import benchmarks, docs
 
-    found = read(records)
+    with named_errors("--records"):
+        found = read(records)
     if not found:
         message = f"no records (*.json) in {str(records)!r}; isaac-newton bench writes them"
         raise typer.BadParameter(message, param_hint="'--records'")

@@ -19,6 +19,7 @@ from isaac_lab.charts.figure import Chart, Figure, Look, Method, look
 from isaac_lab.charts.lines import Axis, Line
 from isaac_lab.records import write, write_whole
 from isaac_lab.report.docs import wrapped
+from isaac_lab.report.parts import made_by
 from isaac_lab.report.tables import Row, Table, table
 
 __all__ = ["CAPTION", "LEFT", "bars", "blocks", "markdown", "rows", "scaling_curves", "show"]
@@ -182,13 +183,8 @@ def _mode(record: Record) -> str:
 
 
 def _source(name: str, record: Record) -> str:
-    machine, versions = record["machine"], record["versions"]
-    hardware = ", ".join(str(part) for part in (machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores") if part)
-    software = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    return wrapped(
-        f"Record: `{name}`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. Command: `{record['command']}`. "
-        f"λ = {record['settings']['damping']:g}, rounds: {record['settings']['rounds']}. {hardware}; {software}."
-    )
+    settings = f"λ = {record['settings']['damping']:g}, rounds: {record['settings']['rounds']}. "
+    return made_by(name, record, settings)
 
 
 def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> str:
