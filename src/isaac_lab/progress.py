@@ -13,8 +13,6 @@ from rich.progress import Progress as RichProgress
 from isaac_lab.record import Record
 from isaac_lab.trial import Trial
 
-__all__ = ["Display", "Update", "display", "measured", "nobody"]
-
 
 @dataclass(frozen=True)
 class Update:

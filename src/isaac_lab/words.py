@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["damping", "number", "percent", "spread", "times", "versions_of"]
-
 #: What rounding leaves of equal numbers.
 NOTHING = 1e-12
 

@@ -10,8 +10,6 @@ from typing import Any
 from isaac_lab.charts.figure import Chart, Method, colours
 from isaac_lab.charts.lines import ROUND
 
-__all__ = ["Dot", "chart"]
-
 Dot = Mapping[str, Any]
 
 #: Heights: of a method in a chart, between models, and of what stands around them.

@@ -17,8 +17,6 @@ from typing import Any
 from isaac_lab.charts.figure import HUES, Chart, Figure, Method
 from isaac_lab.records import write_whole
 
-__all__ = ["DrawError", "draw", "filled", "pictures", "svg"]
-
 #: DejaVu Sans is shipped and registered: without it ∇, ζ and ₁₀ are drawn in whatever the machine has.
 FONT = "DejaVu Sans, Verdana, sans-serif"
 COLOURS = {"paper": "#ffffff", "ink": "#1c1e21", "muted": "#5d6168", "line": "#e2dfd9", "void": "#e9e6e1"}

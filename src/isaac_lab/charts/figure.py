@@ -4,23 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = [
-    "HUES",
-    "LOOKS",
-    "Chart",
-    "Choice",
-    "Control",
-    "Figure",
-    "Look",
-    "Method",
-    "Spec",
-    "View",
-    "by_method",
-    "colours",
-    "identifier",
-    "look",
-]
-
 Spec: TypeAlias = Mapping[str, Any]
 #: By the label of a control, the label of the choice that is made.
 View: TypeAlias = Mapping[str, str]

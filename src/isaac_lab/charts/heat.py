@@ -11,8 +11,6 @@ from typing import Any
 from isaac_lab.charts.figure import Chart, Choice, Control
 from isaac_lab.words import damping, number, percent
 
-__all__ = ["NAMES", "Cell", "chart", "control", "group"]
-
 Cell = Mapping[str, Any]
 
 NAMES = {"zeta": "ζ", "zeta_star": "ζ*", "gradient": "∇"}

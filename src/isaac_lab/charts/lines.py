@@ -8,8 +8,6 @@ from typing import Any
 
 from isaac_lab.charts.figure import Chart, Choice, Control, Method, by_method, colours
 
-__all__ = ["ONE_SEED", "ROUND", "RUNS", "Axis", "Line", "Target", "axes", "chart", "mean", "quantities", "scales"]
-
 #: Points of a line, at most: more cannot be told apart on a screen.
 POINTS = 100
 #: A line of so few has its points marked.

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from isaac_lab.claims import appendix, bert, e1, e2_e3, e5, general, resnet
 from isaac_lab.claims.evidence import Claim, Evidence, Finding, Verdict
 
-__all__ = ["CLAIMS", "Claim", "counts", "ledger"]
-
 
 def ledger(evidence: Evidence) -> list[tuple[Claim, Finding]]:
     """Every claim with what the records say of it."""

@@ -13,8 +13,6 @@ from isaac_lab.claims.evidence import Check, Claim, Evidence, Finding, Verdict
 from isaac_lab.stats import Difference, contrast
 from isaac_lab.studies.paper.finetuning import METHODS, TASKS, Task
 
-__all__ = ["BERT"]
-
 PLAIN = "gradient"
 COLA, MRPC, STSB, STSB_WITH_ADAM = TASKS
 

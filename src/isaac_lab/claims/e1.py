@@ -6,8 +6,6 @@ from isaac_lab.claims.costs import of_both, ratio_below
 from isaac_lab.claims.curve_checks import FIG2, FIG2_SMALL, curves
 from isaac_lab.claims.evidence import Claim
 
-__all__ = ["CLAIMS"]
-
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "E1.0",

@@ -5,8 +5,6 @@ from isaac_lab.claims.checks import WIDTHS, panels
 from isaac_lab.claims.curve_checks import FIG5, curves
 from isaac_lab.claims.evidence import Claim
 
-__all__ = ["CLAIMS"]
-
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "E2.0",

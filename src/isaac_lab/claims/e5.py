@@ -4,8 +4,6 @@ from isaac_lab.claims import costs
 from isaac_lab.claims.costs import of_both, ratio_below
 from isaac_lab.claims.evidence import Claim
 
-__all__ = ["CLAIMS"]
-
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "E5.0",

@@ -12,8 +12,6 @@ from isaac_lab.records import read
 from isaac_lab.studies.paper import EXPERIMENTS, folder
 from isaac_lab.studies.paper.recipe import SCALES, Outcome
 
-__all__ = ["Check", "Claim", "Evidence", "Finding", "Verdict"]
-
 
 class Verdict(enum.StrEnum):
     """What the records say of a claim."""

@@ -13,8 +13,6 @@ from isaac_lab.claims.evidence import Check, Claim, Evidence, Finding, Verdict
 from isaac_lab.stats import Difference, contrast
 from isaac_lab.studies.paper.fig6 import METHODS, MODES, SETTINGS
 
-__all__ = ["RESNET", "Pair"]
-
 PLAIN, OURS = "none", "last"
 #: "Rather small": less than half a percentage point, fifty of CIFAR-10's 10,000 test images.
 SMALL = 0.005

@@ -12,8 +12,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from isaac_lab.commands.training import DeviceChoice, at_least_one, check_writable, named_errors, say
 
-__all__ = ["bench"]
-
 
 class What(enum.StrEnum):
     """Benchmarks, all of them, or their page."""

@@ -11,10 +11,7 @@ from rich.table import Table
 from isaac_lab.commands.training import check_writable, named_errors, place, say
 
 if TYPE_CHECKING:
-    from isaac_lab.claims import Claim
-    from isaac_lab.claims.evidence import Finding
-
-__all__ = ["claims", "say_own_runs"]
+    from isaac_lab.claims.evidence import Claim, Finding
 
 
 def claims(

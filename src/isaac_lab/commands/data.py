@@ -16,8 +16,6 @@ from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, Parcel
 from isaac_lab.data.files import DataError, contents
 from isaac_lab.report.tables import Table, table
 
-__all__ = ["app"]
-
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,

@@ -9,8 +9,6 @@ from rich.console import Console
 
 from isaac_lab.commands import training
 
-__all__ = ["Subject", "demo"]
-
 
 class Subject(enum.StrEnum):
     """What is shown."""

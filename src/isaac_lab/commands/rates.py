@@ -8,8 +8,6 @@ from rich.console import Console
 
 from isaac_lab.commands import training
 
-__all__ = ["rates"]
-
 
 def rates(
     scale: Annotated[

@@ -9,8 +9,6 @@ from rich.console import Console
 
 from isaac_lab.commands import training
 
-__all__ = ["recipes"]
-
 
 def recipes(
     scale: Annotated[
@@ -41,6 +39,7 @@ def recipes(
 
     def show() -> None:
         from isaac_lab.report import recipes as report
+        from isaac_lab.studies.verdicts import summed_up
 
         store = request.store
         found = report.write(store, scale.value)

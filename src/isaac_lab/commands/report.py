@@ -10,8 +10,6 @@ from rich.console import Console
 from isaac_lab.commands.claims import say_own_runs
 from isaac_lab.commands.training import check_writable, named_errors, place, say
 
-__all__ = ["report"]
-
 
 def report(
     out: Annotated[Path, typer.Option(help="The page; one file that needs no network.")] = Path("out/report.html"),

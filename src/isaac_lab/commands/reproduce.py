@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from isaac_lab.studies.paper.recipe import Experiment
     from isaac_lab.studies.paper.runner import Request
 
-__all__ = ["reproduce"]
-
 
 class ScaleChoice(enum.StrEnum):
     """How much of the paper is run."""

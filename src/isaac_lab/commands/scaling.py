@@ -15,8 +15,6 @@ from isaac_lab.scaling import H100, LIMIT, SHAPES, Machine, Workload
 if TYPE_CHECKING:
     from isaac_lab.report.scaling import Plan
 
-__all__ = ["scaling"]
-
 RECORD = Path("results/scaling/checks.json")
 GPUS = "8,64,256,1024"
 LENGTH = 2048

@@ -24,36 +24,6 @@ if TYPE_CHECKING:
     from isaac_lab.study import Arm
     from isaac_lab.trial import Trial
 
-__all__ = [
-    "STOPPED",
-    "Blocks",
-    "Data",
-    "DeviceChoice",
-    "DeviceOption",
-    "DrawOnly",
-    "Fill",
-    "Minutes",
-    "Model",
-    "ScaleChoice",
-    "Work",
-    "Workers",
-    "at_least_one",
-    "check_writable",
-    "chosen_device",
-    "command_line",
-    "deadline",
-    "goes_on",
-    "how_to_train",
-    "listed",
-    "named_errors",
-    "out_option",
-    "perform",
-    "place",
-    "say",
-    "settled",
-    "use_encoder",
-]
-
 #: What fills which block of a page.
 Blocks: TypeAlias = Mapping[str, Callable[[], str]]
 #: Exit codes: time was up; Ctrl-C; SIGTERM.

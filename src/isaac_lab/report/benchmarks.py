@@ -22,8 +22,6 @@ from isaac_lab.report.docs import wrapped
 from isaac_lab.report.parts import made_by
 from isaac_lab.report.tables import Row, Table, table
 
-__all__ = ["CAPTION", "LEFT", "bars", "blocks", "markdown", "rows", "scaling_curves", "show"]
-
 Record = dict[str, Any]
 
 NAMES = {

@@ -10,9 +10,8 @@ from isaac_lab.charts import dots
 from isaac_lab.charts.figure import Chart, Figure, Method, identifier, look
 from isaac_lab.report import parts
 from isaac_lab.report.benchmarks import LEFT, bars, rows
-from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Row, Section, Source, Table
-
-__all__ = ["both", "figure", "section"]
+from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section, Source
+from isaac_lab.report.tables import Row, Table
 
 Record = dict[str, Any]
 

@@ -10,15 +10,14 @@ from isaac_lab.charts.lines import ONE_SEED, Axis, Line
 from isaac_lab.claims.evidence import Evidence
 from isaac_lab.record import Point, Record
 from isaac_lab.report import parts
-from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Row, Section, Table
+from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
+from isaac_lab.report.tables import Row, Table
 from isaac_lab.report.views import setting, source
 from isaac_lab.studies.paper import EXPERIMENTS, fig5, figA1
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.trial import Trial
 from isaac_lab.words import number, percent
-
-__all__ = ["FIGURES", "figure", "section"]
 
 SCALES = ("paper", "quick")
 Quantity = Literal["train_loss", "test_loss", "test_accuracy"]

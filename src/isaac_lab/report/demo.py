@@ -19,8 +19,6 @@ from isaac_lab.studies import demo as studies
 from isaac_lab.studies.demo import FRAMES, Summary, summarize
 from isaac_lab.workload import load
 
-__all__ = ["blocks", "curves", "photographs", "table", "what_one_sees", "write"]
-
 NOTE = (
     "PSNR: of the pixels that are fitted, more is better; mean of {seeds} ± standard deviation. p: Welch, two-sided, against "
     "Adam; from 0.05 on no difference is shown. To Adam's end: steps until the mean PSNR is measured at or above the one that "

@@ -10,9 +10,6 @@ from pathlib import Path
 
 from isaac_lab.records import write_whole
 
-__all__ = ["DocsError", "blocks", "check", "fill", "filled", "wrapped"]
-
-
 #: Of a line of a page.
 WIDTH = 120
 

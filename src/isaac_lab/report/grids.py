@@ -6,15 +6,14 @@ from isaac_lab.charts import heat
 from isaac_lab.charts.figure import Figure, identifier
 from isaac_lab.claims.evidence import Evidence
 from isaac_lab.report import parts
-from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Row, Section, Table
+from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
+from isaac_lab.report.tables import Row, Table
 from isaac_lab.report.views import setting, source
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.grids import accuracies, losses
 from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.words import damping, number, percent
-
-__all__ = ["TITLES", "cells", "figure", "section"]
 
 READING = "Numbers: log₁₀ of the loss{accuracy}. Brighter is better; frames mark the best cell of ζ and of ζ*; ×: diverged."
 SCALES = ("paper", "quick")

@@ -13,8 +13,6 @@ from isaac_lab.report.views import data_of
 from isaac_lab.studies.race.standings import lowest, pairs
 from isaac_lab.words import number, times
 
-__all__ = ["section"]
-
 LEAD = (
     "ISAAC conditions the gradient of each weight by the curvature that the layer's own inputs carry: one b × b inverse per "
     "layer, no second backward pass, no state, and any optimizer on top. This page shows what our records say of it, next to "

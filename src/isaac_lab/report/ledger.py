@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-from isaac_lab.claims import Claim, counts
-from isaac_lab.claims.evidence import Finding
+from isaac_lab.claims import counts
+from isaac_lab.claims.evidence import Claim, Finding
 from isaac_lab.report.parts import Ledger, Section, Source
 from isaac_lab.studies.paper import EXPERIMENTS
-
-__all__ = ["section"]
 
 
 def section(found: Sequence[tuple[Claim, Finding]], records: Sequence[str]) -> Section:

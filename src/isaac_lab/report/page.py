@@ -10,10 +10,9 @@ from isaac_lab.claims.evidence import Evidence
 from isaac_lab.records import installed, origin
 from isaac_lab.report import costs, curves, grids, headline, larger, race, render
 from isaac_lab.report import ledger as claims
-from isaac_lab.report.parts import Figure, Missing, Paragraph, Row, Section, Source, Table
+from isaac_lab.report.parts import Figure, Missing, Paragraph, Section, Source
+from isaac_lab.report.tables import Row, Table
 from isaac_lab.words import versions_of
-
-__all__ = ["PageError", "build", "check_installed"]
 
 
 class PageError(RuntimeError):

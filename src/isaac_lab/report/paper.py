@@ -15,8 +15,6 @@ from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import final_loss
 from isaac_lab.words import damping
 
-__all__ = ["figure", "stores", "table", "trained", "write"]
-
 HEADING = "Table 2: time and memory of a step, relative to the plain gradient step"
 FIGURES: Mapping[str, Callable[[View], Figure]] = {
     **dict.fromkeys(grids.TITLES, grids.figure),

@@ -5,28 +5,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from isaac_lab.charts import figure
-from isaac_lab.charts.figure import identifier
 from isaac_lab.claims.evidence import Claim, Finding
 from isaac_lab.report.docs import wrapped
-from isaac_lab.report.tables import Row, Table
+from isaac_lab.report.tables import Table
 from isaac_lab.words import versions_of
-
-__all__ = [
-    "Block",
-    "Figure",
-    "Heading",
-    "Ledger",
-    "Missing",
-    "Paragraph",
-    "Row",
-    "Section",
-    "Source",
-    "Table",
-    "Tile",
-    "Tiles",
-    "identifier",
-    "made_by",
-]
 
 
 @dataclass(frozen=True)

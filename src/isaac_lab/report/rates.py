@@ -18,8 +18,6 @@ from isaac_lab.report.tables import Row, Table
 from isaac_lab.stats import LEVEL, contrast, holm
 from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
 
-__all__ = ["Shown", "blocks", "figure", "summed_up", "table", "write"]
-
 PLAIN, LINE = Method("plain", Look("black", DASHED)), Method("with the line", Look("red"), ours=True)
 ACCURACY = Axis("accuracy", "Test accuracy", ".0%")
 NOTE = (

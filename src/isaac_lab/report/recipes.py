@@ -15,8 +15,6 @@ from isaac_lab.studies.recipes import ARMS, RECIPES, RULES, SCALES
 from isaac_lab.studies.verdicts import Sample, Standing, standings, summed_up
 from isaac_lab.words import number
 
-__all__ = ["blocks", "brief", "figure", "losses", "rules", "summed_up", "table", "write"]
-
 LINE, TUNED = Method("with the line", Look("red"), ours=True), Method("plain, best of five rates", Look("black"))
 #: The last headings of the verdicts.
 TESTED = ("p better", "p not worse", "Step", "Verdict")

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from isaac_lab.charts.draw import draw
-from isaac_lab.claims import Claim, counts
-from isaac_lab.claims.evidence import Evidence, Finding, Verdict
+from isaac_lab.claims import counts
+from isaac_lab.claims.evidence import Claim, Evidence, Finding, Verdict
 from isaac_lab.report import paper
 from isaac_lab.report.docs import wrapped
 from isaac_lab.report.tables import table
@@ -14,8 +14,6 @@ from isaac_lab.report.views import calls_of, data_of, setting
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Experiment, Outcome
-
-__all__ = ["blocks"]
 
 SCALES = ("paper", "quick")
 #: After a number: of one claim, and of several.
