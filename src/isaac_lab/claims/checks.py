@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from isaac_lab.claims.evidence import Check, Evidence, Finding, Verdict
 from isaac_lab.record import Record
+from isaac_lab.stats import Difference
 from isaac_lab.studies.paper.grids import accuracies, losses
 from isaac_lab.studies.paper.recipe import RATES, Outcome
 
@@ -113,6 +114,14 @@ def unknown(what: str) -> Finding:
 def decide(holds: bool, figures: str, scale: str) -> Finding:
     """One way or the other."""
     return Finding(Verdict.HOLDS if holds else Verdict.FAILS, figures, scale)
+
+
+def ahead(differences: Iterable[Difference]) -> Verdict:
+    """Of differences that should all be above 0: one that is behind decides, then one in which the seeds show nothing."""
+    known = list(differences)
+    if any(own.behind for own in known):
+        return Verdict.FAILS
+    return Verdict.HOLDS if all(own.ahead for own in known) else Verdict.UNDECIDED
 
 
 def scales(found: Mapping[tuple[str, str], Outcome]) -> str:

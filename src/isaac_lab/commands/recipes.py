@@ -44,7 +44,7 @@ def recipes(
         store = request.store
         found = report.write(store, scale.value)
         console.print(report.brief(found).terminal())
-        training.say(console, report.summed_up(found))
+        training.say(console, summed_up(found))
         training.say(
             console, f"Picture: {store.folder / 'figure.png'}", f"Tables: {store.folder / 'table.md'}", f"Records: {store.path}"
         )

@@ -19,7 +19,6 @@ from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.trial import Trial
 from isaac_lab.words import number, percent
 
-SCALES = ("paper", "quick")
 Quantity = Literal["train_loss", "test_loss", "test_accuracy"]
 
 QUANTITIES: tuple[Quantity, ...] = ("train_loss", "test_loss", "test_accuracy")
@@ -104,10 +103,7 @@ def figure(view: View) -> Figure:
     quantities = shown.quantities
     drawn: list[Line] = []
     methods: list[Method] = []
-    for name, method in shown.styles.items():
-        outcome = next((outcome for outcome in view.outcomes if name in outcome.records), None)
-        if outcome is None:
-            continue
+    for name, method, outcome in _groups(view):
         methods.append(method)
         drawn += _lines(view, outcome, name, method.label)
     horizontal = [Axis("step", "Steps", ",d"), Axis("epoch", "Epochs", ",d")]
@@ -132,6 +128,16 @@ def figure(view: View) -> Figure:
     return Figure(f"figure-{own}", (chart,), shown.title, subtitle, tuple(controls), tuple(methods), tuple(rows))
 
 
+def _groups(view: View) -> list[tuple[str, Method, Outcome]]:
+    """Those that have been run, with the panel that each is of."""
+    styles = FIGURES[view.experiment.id].styles
+    return [
+        (name, method, next(outcome for outcome in view.outcomes if name in outcome.records))
+        for name, method in styles.items()
+        if any(name in outcome.records for outcome in view.outcomes)
+    ]
+
+
 def _lines(view: View, outcome: Outcome, name: str, label: str) -> list[Line]:
     """The mean over seeds and, where there are several, each of them."""
     records = outcome.records[name]
@@ -143,11 +149,6 @@ def _lines(view: View, outcome: Outcome, name: str, label: str) -> list[Line]:
         for record, run in zip(records, runs, strict=True):
             found.append(Line(label, f"seed {record.trial.seed}", run, diverged=record.status == "diverged"))
     return found
-
-
-def over_seeds(view: View, outcome: Outcome, name: str, label: str) -> Line | None:
-    """The mean over the seeds of a group."""
-    return next((line for line in _lines(view, outcome, name, label) if line.over_seeds), None)
 
 
 def _columns(view: View, outcome: Outcome, name: str, record: Record) -> dict[str, list[float | None]]:
@@ -204,7 +205,7 @@ def section(evidence: Evidence, directory: str) -> Section:
     for name in FIGURES:
         experiment = EXPERIMENTS[name]
         blocks.append(Heading(identifier("curves", name), f"{experiment.name}: {experiment.shows}"))
-        view = next((view for scale in SCALES if _is_whole(view := evidence.view(name, scale))), None)
+        view = next((view for view in evidence.views(name) if _is_whole(view)), None)
         if view is None:
             blocks.append(Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick"))
             continue
@@ -226,28 +227,17 @@ def _is_whole(view: View) -> bool:
 
 
 def _figure(view: View) -> parts.Figure:
-    own = FIGURES[view.experiment.id]
-    ends: list[Row] = []
-    for name, style in own.styles.items():
-        outcome = next((outcome for outcome in view.outcomes if name in outcome.records), None)
-        if outcome is not None:
-            over = over_seeds(view, outcome, name, style.label)
-            ends.append(_end(style.label, outcome, name, over, own.quantities))
-    shown = (TITLES[quantity] for quantity in QUANTITIES if quantity in own.quantities)
-    headings = ("Method", *shown, "Learning rate", "Seeds", "Diverged")
-    table = Table("At the end; mean over seeds (lowest to highest).", headings, tuple(ends))
-    return parts.Figure(figure(view), (table,))
-
-
-def _end(label: str, outcome: Outcome, name: str, over: Line | None, quantities: tuple[str, ...]) -> Row:
-    records, rate = outcome.records[name], outcome.rates[name]
-    cells = []
-    for quantity in QUANTITIES:
-        if quantity in quantities:
-            cells.append(_range(over, quantity) if over else "–")
-    diverged = sum(record.status == "diverged" for record in records)
-    about = ("all diverged" if rate is None else f"{rate:g}", str(len(records)), str(diverged))
-    return Row((label, *cells, *about), ours="ζ*" in label, marks={len(cells) + 3: "bad"} if diverged or rate is None else {})
+    quantities = [quantity for quantity in QUANTITIES if quantity in FIGURES[view.experiment.id].quantities]
+    ends = []
+    for name, method, outcome in _groups(view):
+        over = next((line for line in _lines(view, outcome, name, method.label) if line.over_seeds), None)
+        records, rate = outcome.records[name], outcome.rates[name]
+        diverged = sum(record.status == "diverged" for record in records)
+        cells = [method.label, *(_range(over, quantity) if over else "–" for quantity in quantities)]
+        cells += ["all diverged" if rate is None else f"{rate:g}", str(len(records)), str(diverged)]
+        ends.append(Row(tuple(cells), method.ours, marks={len(cells) - 1: "bad"} if diverged or rate is None else {}))
+    headings = ("Method", *(TITLES[quantity] for quantity in quantities), "Learning rate", "Seeds", "Diverged")
+    return parts.Figure(figure(view), (Table("At the end; mean over seeds (lowest to highest).", headings, tuple(ends)),))
 
 
 def _range(over: Line, quantity: str) -> str:

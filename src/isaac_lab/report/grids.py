@@ -16,7 +16,6 @@ from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.words import damping, number, percent
 
 READING = "Numbers: log₁₀ of the loss{accuracy}. Brighter is better; frames mark the best cell of ζ and of ζ*; ×: diverged."
-SCALES = ("paper", "quick")
 #: By experiment, the title of its picture, and whether that has the accuracy too.
 TITLES = {
     "fig1": ("Figure 1: training loss and test accuracy, 5-layer ReLU network", True),
@@ -59,7 +58,7 @@ def section(evidence: Evidence, directory: str) -> Section:
     for name in TITLES:
         experiment = EXPERIMENTS[name]
         blocks.append(Heading(identifier("grid", name), f"{experiment.name}: {experiment.shows}"))
-        views = [view for scale in SCALES if (view := evidence.view(name, scale)).outcomes]
+        views = [view for view in evidence.views(name) if view.outcomes]
         if not views:
             blocks.append(Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick"))
         for view in views:

@@ -14,6 +14,7 @@ from isaac_lab.charts.figure import DASHED, Chart, Figure, Look, Method
 from isaac_lab.charts.lines import Axis, Line
 from isaac_lab.record import Store
 from isaac_lab.records import StoreError, write_whole
+from isaac_lab.report import docs
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.stats import LEVEL, contrast, holm
 from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
@@ -21,7 +22,7 @@ from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
 PLAIN, LINE = Method("plain", Look("black", DASHED)), Method("with the line", Look("red"), ours=True)
 ACCURACY = Axis("accuracy", "Test accuracy", ".0%")
 NOTE = (
-    "Test accuracy in %, mean of {seeds} seeds ± standard deviation; nothing but the line `isaac.attach(model)` differs. "
+    "Test accuracy in %, mean of {seeds} seeds ± standard deviation. Nothing but the line `isaac.attach(model)` differs. "
     "p: Welch, two-sided, adjusted by Holm for the five rates of an optimizer; from 0.05 on no difference is shown."
 )
 
@@ -158,7 +159,8 @@ def _block(out: Path, pictures: Path, scale: str) -> str:
 
 
 def _section(found: Shown) -> str:
-    return f"{summed_up(found)}\n\n{table(found).markdown()}\n{table(found).note}\n"
+    shown = table(found)
+    return f"{docs.wrapped(summed_up(found))}\n\n{shown.markdown()}\n{docs.wrapped(shown.note)}\n"
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -15,7 +15,6 @@ from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Experiment, Outcome
 
-SCALES = ("paper", "quick")
 #: After a number: of one claim, and of several.
 VERBS: Mapping[str, tuple[str, str]] = {
     Verdict.HOLDS: ("holds", "hold"),
@@ -56,7 +55,7 @@ def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
 def _section(experiment: Experiment, own: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> str:
     shows = wrapped(_escape(f"{experiment.shows[0].upper()}{experiment.shows[1:]}."))
     parts = [f"## {experiment.name}\n\n{shows}\n"]
-    views = [view for scale in SCALES if (view := evidence.view(experiment.id, scale)).outcomes or _has_figure(view)]
+    views = [view for view in evidence.views(experiment.id) if view.outcomes or _has_figure(view)]
     for view in views:
         parts.append(_figure(view, pictures))
     if not views:
