@@ -59,6 +59,13 @@ def test_html_is_escaped_and_says_which_cells_are_words_good_or_ours() -> None:
     assert '<td class="words wide">' in long
 
 
+def test_some_columns_alone_keep_their_kind_and_marks() -> None:
+    some = TABLE.only([0, 1])
+    assert some.markdown().splitlines()[:3] == ["| Method | Loss |", "| --- | --: |", r"| **ζ\*** | 0.1 |"]
+    assert (some.rows[0].marks, some.rows[2].note) == ({1: "good"}, "not run: <no reason>")
+    assert TABLE.only([1, 0]).rows[0].marks == {0: "good"}
+
+
 PAGE = "Words.\n<!-- one -->\nold\n<!-- /one -->\nMore `<!-- none -->` words.\n\n<!-- two -->\n<!-- /two -->\nend\n"
 
 

@@ -62,7 +62,7 @@ def reproduce(
     minutes: training.Minutes = None,
     draw_only: training.DrawOnly = False,
 ) -> None:
-    """Train what a figure of the paper needs, draw it, and training.say where everything is."""
+    """Train what a figure of the paper needs, draw it, and say where everything is."""
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.executors import Call
@@ -140,7 +140,8 @@ def _show(experiment: "Experiment", request: "Request", console: Console) -> Non
 
     view = runner.known(experiment, request)
     paper.write(view)
-    training.say(console, f"\n{experiment.name}: {experiment.shows}", *([setting(view)] if view.outcomes else []))
+    about = [setting(view)] if view.outcomes else []
+    training.say(console, f"\n{experiment.name}: {experiment.shows}", *about, prose=True)
     if (table := paper.table(view)) is not None:
         console.print(table.terminal())
     training.say(console, *paper.trained(view), f"Figure: {view.directory / 'figure.png'}, .svg")

@@ -146,10 +146,10 @@ def check_writable(directory: Path, *, option: str = "--out") -> None:
         raise typer.BadParameter(message, param_hint=f"'{option}'") from None
 
 
-def say(console: Console, *lines: str) -> None:
-    """Lines as they are, however long."""
+def say(console: Console, *lines: str, prose: bool = False) -> None:
+    """Lines as they are; prose is broken between words, names of files are not broken at all."""
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=not prose)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from isaac_lab.charts import dots
@@ -57,9 +56,7 @@ def table(found: Sequence[Standing]) -> Table:
 def brief(found: Sequence[Standing]) -> Table:
     """The same for a terminal."""
     whole = table(found)
-    kept = [0, 2, 3, 4, *range(len(whole.columns) - len(TESTED), len(whole.columns))]
-    rows = tuple(replace(row, cells=tuple(row.cells[place] for place in kept)) for row in whole.rows)
-    return Table(whole.caption, tuple(whole.columns[place] for place in kept), rows, frozenset({0, len(kept) - 1}), whole.note)
+    return whole.only([0, 2, 3, 4, *range(len(whole.columns) - len(TESTED), len(whole.columns))])
 
 
 def losses(found: Sequence[Standing]) -> Table:
