@@ -41,9 +41,8 @@ def rates(
         found = report.write(store, scale.value)
         console.print(report.table(found).terminal())
         training.say(console, report.summed_up(found), prose=True)
-        training.say(
-            console, f"Picture: {store.folder / 'figure.png'}", f"Table: {store.folder / 'table.md'}", f"Records: {store.path}"
-        )
+        folder = store.folder
+        training.say(console, f"Picture: {folder / 'figure.png'}", f"Table: {folder / 'table.md'}", f"Records: {store.path}")
 
     def blocks(pictures: Path) -> training.Blocks:
         from isaac_lab.report import rates as report
