@@ -74,7 +74,7 @@ def svg(figure: Figure) -> str:
     shape = f'width="{width}" height="{top}" viewBox="0 0 {width} {top}"'
     ground = f'<rect width="{width}" height="{top}" fill="#ffffff"/>'
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return _numbered(f'<svg {names} {shape} font-family="{FONT}" role="img">{about}{ground}{_once(text)}</svg>\n')
+    return _numbered(f'<svg {names} {shape} font-family="{FONT}" role="img">{about}{ground}{text}</svg>\n')
 
 
 def filled(spec: Any, values: dict[str, Any]) -> Any:
@@ -170,20 +170,6 @@ def _legend(methods: Sequence[Method], width: int, top: int) -> tuple[list[str],
 
 def _text(x: int, y: int, words: str, style: str) -> str:
     return f'<text x="{x}" y="{y}" {style}>{escape(words)}</text>'
-
-
-def _once(text: str) -> str:
-    """With each embedded picture written once, however often it is shown: it is most of the bytes."""
-    pictures: dict[str, str] = {}
-
-    def used(found: re.Match[str]) -> str:
-        data, place, size = found.groups()
-        name = pictures.setdefault(f'<image xlink:href="{data}"{size}', f"picture{len(pictures) + 1}")
-        return f'<use xlink:href="#{name}"{place}/>'
-
-    text = re.sub(r'<image xlink:href="(data:[^"]*)"( transform="[^"]*")([^>]*)/>', used, text)
-    whole = "".join(f'{picture} id="{name}"/>' for picture, name in pictures.items())
-    return f"<defs>{whole}</defs>{text}" if pictures else text
 
 
 def _numbered(text: str) -> str:
