@@ -1,10 +1,9 @@
 """`isaac-newton data`: which data sets there are, how to get them, whether they are whole."""
 
-import enum
 import importlib.util
 import os
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeAlias
+from typing import Annotated, Literal, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
@@ -23,24 +22,13 @@ app = typer.Typer(
 )
 
 
-class Choice(enum.StrEnum):
-    """Data sets that consist of files."""
+#: Data sets that consist of files, and groups of them.
+Choice: TypeAlias = Literal["mnist", "fashion-mnist", "cifar-10", "cola", "mrpc", "stsb", "diamonds", "glue", "all"]
 
-    MNIST = "mnist"
-    FASHION_MNIST = "fashion-mnist"
-    CIFAR_10 = "cifar-10"
-    COLA = "cola"
-    MRPC = "mrpc"
-    STSB = "stsb"
-    DIAMONDS = "diamonds"
-    GLUE = "glue"
-    ALL = "all"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The sets that are meant."""
-        groups = {Choice.GLUE: GLUE, Choice.ALL: tuple(SETS)}
-        return groups.get(self, (self.value,))
+def names(choice: Choice) -> tuple[str, ...]:
+    """The sets that are meant."""
+    return {"glue": GLUE, "all": tuple(SETS)}.get(choice, (choice,))
 
 
 Folder: TypeAlias = Annotated[
@@ -70,7 +58,7 @@ def list_sets(data: Folder = None) -> None:
 
 @app.command()
 def fetch(
-    name: Annotated[Choice, typer.Argument(help="Which set.")] = Choice.ALL,
+    name: Annotated[Choice, typer.Argument(help="Which set.")] = "all",
     to: Annotated[
         Path | None,
         typer.Option(help="Folder for mnist/, cifar-10/, glue/ and so on; the cache, unless given.", show_default=False),
@@ -92,7 +80,7 @@ def fetch(
     columns = (TextColumn("{task.description:<41}"), BarColumn(bar_width=12), DownloadColumn(), TimeRemainingColumn())
     live = console.is_terminal and not console.is_dumb_terminal
     with Progress(*columns, console=console, disable=not live, transient=True) as progress:
-        for each in name.names:
+        for each in names(name):
             files = SETS[each]
             directory = folder / files.folder
             _check_writable(directory)
@@ -126,7 +114,7 @@ def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], pro
 
 @app.command()
 def verify(
-    name: Annotated[Choice, typer.Argument(help="Which set; if it is named, it must be there.")] = Choice.ALL,
+    name: Annotated[Choice, typer.Argument(help="Which set; if it is named, it must be there.")] = "all",
     data: Folder = None,
 ) -> None:
     """Compare the checksum of every file that is found; exit code 1 if one is corrupt or a set incomplete."""
@@ -134,10 +122,10 @@ def verify(
     # A folder that is named is the one in question, not what else would be looked at.
     looked_at = _places(data)[: 1 if data else None]
     good = True
-    for each in name.names:
+    for each in names(name):
         found = [(place, directory) for place in looked_at if (directory := places.find(each, place))]
         if not found:
-            good = good and name is Choice.ALL
+            good = good and name == "all"
             say(console, f"{each}: not found; isaac-newton data fetch {each} downloads it")
         for place, directory in found:
             say(console, f"{each} in {directory} ({place.origin})")

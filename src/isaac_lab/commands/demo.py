@@ -1,22 +1,12 @@
 """`isaac-newton demo`: train with and without ISAAC on embedded data; progress, a table, pictures."""
 
-import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from isaac_lab.commands import training
-
-
-class Subject(enum.StrEnum):
-    """What is shown."""
-
-    PHOTOGRAPH = "photograph"
-    DIGITS = "digits"
-    SEARCH = "search"
-
 
 #: Passes over the digits that their settings are tuned for.
 EPOCHS = 15
@@ -24,12 +14,12 @@ EPOCHS = 15
 
 def demo(
     subject: Annotated[
-        Subject,
+        Literal["photograph", "digits", "search"],
         typer.Argument(
             help="photograph: a small network is fitted to one. digits: a classifier. search: first choose each method's "
             "rate on another photograph, which takes minutes."
         ),
-    ] = Subject.PHOTOGRAPH,
+    ] = "photograph",
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -57,7 +47,7 @@ def demo(
     fill: training.Fill = None,
 ) -> None:
     """Train with and without ISAAC on an embedded photograph: progress, a table, pictures."""
-    digits = subject is Subject.DIGITS
+    digits = subject == "digits"
     if epochs and not digits:
         raise typer.BadParameter("only the digits are trained by epochs: isaac-newton demo digits", param_hint="'--epochs'")
     if fill and digits:
@@ -68,14 +58,14 @@ def demo(
     with console.status("Loading torch …"):
         from isaac_lab.studies.calls import Means
     # Small matrices: a GPU helps only many processes.
-    on = training.chosen_device(device or training.DeviceChoice.CPU, needed=True)
-    words = ["demo", *([] if subject is Subject.PHOTOGRAPH else [subject.value])]
+    on = training.chosen_device(device or "cpu", needed=True)
+    words = ["demo", *([] if subject == "photograph" else [subject])]
     options = {"--seeds": seeds, "--epochs": digits and epochs, "--device": on != "cpu" and on}
     call = training.how_to_train(training.command_line(words, options), on, data, workers, minutes)
     if digits:
         work = _digits(console, out, seeds, epochs)
     else:
-        work = _photograph(console, out, seeds, on, data, search=subject is Subject.SEARCH)
+        work = _photograph(console, out, seeds, on, data, search=subject == "search")
     training.perform(work, Means(call), console, out, pages=fill)
 
 

@@ -11,9 +11,9 @@ from isaac_lab.commands import training
 
 def rates(
     scale: Annotated[
-        training.ScaleChoice,
+        training.Scale,
         typer.Option(help="smoke: seconds, a small network. quick: minutes of a CPU. standard: 8 seeds, for a GPU."),
-    ] = training.ScaleChoice.SMOKE,
+    ] = "smoke",
     device: training.DeviceOption = None,
     workers: training.Workers = 1,
     data: training.Data = None,
@@ -29,16 +29,16 @@ def rates(
         from isaac_lab.studies.calls import Means
         from isaac_lab.studies.rates import arms
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "rates", draw_only=draw_only)
-    command = training.command_line(["rates"], {"--scale": scale.value, "--device": on})
-    store, pairs = Store(out / scale.value), arms(scale.value)
+    command = training.command_line(["rates"], {"--scale": scale, "--device": on})
+    store, pairs = Store(out / scale), arms(scale)
     timed = {arm.finals(None)[0].method: arm.finals(None)[0] for pair in pairs.values() for arm in pair}
     every = [arm for pair in pairs.values() for arm in pair]
-    turn = 0.01 if scale is training.ScaleChoice.SMOKE else 0.1
+    turn = 0.01 if scale == "smoke" else 0.1
 
     def show() -> None:
         from isaac_lab.report import rates as report
 
-        found = report.write(store, scale.value)
+        found = report.write(store, scale)
         console.print(report.table(found).terminal())
         training.say(console, report.summed_up(found), prose=True)
         folder = store.folder
@@ -49,6 +49,6 @@ def rates(
 
         return report.blocks(out, pictures)
 
-    work = training.Work(training.settled(every, store, {"id": "rates", "scale": scale.value}, timed, turn), show, blocks)
+    work = training.Work(training.settled(every, store, {"id": "rates", "scale": scale}, timed, turn), show, blocks)
     means = Means(training.how_to_train(command, on, data, workers, minutes))
     training.perform(work, means, console, out, draw_only=draw_only, pages=fill)

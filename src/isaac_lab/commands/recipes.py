@@ -12,9 +12,9 @@ from isaac_lab.commands import training
 
 def recipes(
     scale: Annotated[
-        training.ScaleChoice,
+        training.Scale,
         typer.Option(help="smoke: seconds, small networks. quick: minutes a recipe on a CPU. standard: published settings."),
-    ] = training.ScaleChoice.SMOKE,
+    ] = "smoke",
     recipes: Annotated[str, typer.Option(help="Comma-separated recipes; all unless given.")] = "",
     device: training.DeviceOption = None,
     workers: training.Workers = 1,
@@ -32,17 +32,17 @@ def recipes(
         from isaac_lab.studies.recipes import RecipeError, Request, chosen, run
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "recipes", draw_only=draw_only)
     training.use_encoder(model)
-    request = Request(out, scale.value, training.listed(recipes))
+    request = Request(out, scale, training.listed(recipes))
     with training.named_errors(more={RecipeError: "--recipes"}):
         chosen(request.recipes)
-    options = {"--scale": scale.value, "--device": on, "--model": model and Path(model).name}
+    options = {"--scale": scale, "--device": on, "--model": model and Path(model).name}
 
     def show() -> None:
         from isaac_lab.report import recipes as report
         from isaac_lab.studies.verdicts import summed_up
 
         store = request.store
-        found = report.write(store, scale.value)
+        found = report.write(store, scale)
         console.print(report.brief(found).terminal())
         training.say(console, summed_up(found))
         training.say(

@@ -1,9 +1,8 @@
 """`isaac-newton reproduce`: run a figure or table of the paper again, and draw it."""
 
-import enum
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -16,35 +15,19 @@ if TYPE_CHECKING:
     from isaac_lab.studies.paper.runner import Request
 
 
-class ScaleChoice(enum.StrEnum):
-    """How much of the paper is run."""
-
-    SMOKE = "smoke"
-    QUICK = "quick"
-    PAPER = "paper"
-
-
-class ExecutorChoice(enum.StrEnum):
-    """What trains."""
-
-    LOCAL = "local"
-    PROCESSES = "processes"
-    ENSEMBLE = "ensemble"
-    RAY = "ray"
-
-
 def reproduce(
     id: Annotated[
         str, typer.Argument(metavar="ID", help="A figure or table: fig1 … fig6, figA1 … figA3, tab1, tab2; or all; or list.")
     ],
     scale: Annotated[
-        ScaleChoice,
+        Literal["smoke", "quick", "paper"],
         typer.Option(help="smoke: digits, under a minute. quick: the paper's networks, few epochs. paper: as printed."),
-    ] = ScaleChoice.SMOKE,
+    ] = "smoke",
     data: training.Data = None,
     out: Annotated[Path | None, training.out_option("Records and figures: OUT/ID/SCALE", "reproduce")] = None,
     executor: Annotated[
-        ExecutorChoice | None, typer.Option(help="Unless given: ensemble for grids, local for curves.", show_default=False)
+        Literal["local", "processes", "ensemble", "ray"] | None,
+        typer.Option(help="Unless given: ensemble for grids, local for curves.", show_default=False),
     ] = None,
     device: training.DeviceOption = None,
     resume: Annotated[bool, typer.Option(help="Go on with what is there; --no-resume wants an empty directory.")] = True,
@@ -77,7 +60,7 @@ def reproduce(
     if id != "all" and id not in EXPERIMENTS:
         raise typer.BadParameter(f"there is no {id!r}; there are {', '.join(EXPERIMENTS)}, all and list", param_hint="ID")
     call = Call(
-        executor=executor.value if executor else "",
+        executor=executor or "",
         device=training.chosen_device(device, needed=not draw_only),
         folder=data,
         workers=workers,
@@ -87,7 +70,7 @@ def reproduce(
         until=training.deadline(minutes),
     )
     request = Request(
-        scale=scale.value,
+        scale=scale,
         out=training.place(out, "reproduce", draw_only=draw_only),
         resume=resume,
         panels=training.listed(panels),

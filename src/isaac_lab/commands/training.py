@@ -1,7 +1,6 @@
 """What all commands that train have in common: their options, how they go from records to pages, and how they end."""
 
 import contextlib
-import enum
 import os
 import shlex
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from rich.console import Console
@@ -30,23 +29,11 @@ Blocks: TypeAlias = Mapping[str, Callable[[], str]]
 STOPPED, INTERRUPTED, TERMINATED = 3, 130, 143
 
 
-class DeviceChoice(enum.StrEnum):
-    """Where it trains."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class ScaleChoice(enum.StrEnum):
-    """How much is run."""
-
-    SMOKE = "smoke"
-    QUICK = "quick"
-    STANDARD = "standard"
-
-
+#: How much is run.
+Scale: TypeAlias = Literal["smoke", "quick", "standard"]
+Device: TypeAlias = Literal["cpu", "cuda"]
 DeviceOption: TypeAlias = Annotated[
-    DeviceChoice | None, typer.Option("--device", help="Unless given: cuda if there is one.", show_default=False)
+    Device | None, typer.Option("--device", help="Unless given: cuda if there is one.", show_default=False)
 ]
 Workers: TypeAlias = Annotated[int, typer.Option(min=1, help="Processes that train at once; times are measured after them.")]
 Data: TypeAlias = Annotated[Path | None, typer.Option(help="Folder with the data sets.", show_default=False)]
@@ -94,14 +81,14 @@ def deadline(minutes: float | None) -> float | None:
     return time.time() + 60 * minutes
 
 
-def chosen_device(device: DeviceChoice | None, *, needed: bool) -> str:
+def chosen_device(device: Device | None, *, needed: bool) -> str:
     """The one that was asked for, else a GPU if there is one; an error where it is needed and not there."""
     import torch
 
     there = torch.cuda.is_available()
-    if needed and device is DeviceChoice.CUDA and not there:
+    if needed and device == "cuda" and not there:
         raise typer.BadParameter("this machine has no CUDA device that torch can use; use cpu", param_hint="'--device'")
-    return device.value if device else "cuda" if there else "cpu"
+    return device or ("cuda" if there else "cpu")
 
 
 def use_encoder(model: str) -> None:
