@@ -1,7 +1,7 @@
 """`isaac-newton demo`: train with and without ISAAC on embedded data; progress, a table, pictures."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -12,6 +12,10 @@ from isaac_lab.commands import training
 EPOCHS = 15
 
 
+def _count(help: str) -> Any:
+    return typer.Option(callback=training.at_least_one, help=help, show_default=False)
+
+
 def demo(
     subject: Annotated[
         Literal["photograph", "digits", "search"],
@@ -20,21 +24,9 @@ def demo(
             "rate on another photograph, which takes minutes."
         ),
     ] = "photograph",
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            callback=training.at_least_one,
-            help="Runs of each method, each with a seed of its own. Unless given: 2; digits 3.",
-            show_default=False,
-        ),
-    ] = None,
+    seeds: Annotated[int | None, _count("Runs of each method, each with a seed of its own. Unless given: 2; digits 3.")] = None,
     epochs: Annotated[
-        int | None,
-        typer.Option(
-            callback=training.at_least_one,
-            help="Of the digits: passes over the training images. Unless given: 15, for which the settings are tuned.",
-            show_default=False,
-        ),
+        int | None, _count("Of the digits: passes over the images. Unless given: 15, for which the settings are tuned.")
     ] = None,
     device: training.DeviceOption = None,
     workers: training.Workers = 1,

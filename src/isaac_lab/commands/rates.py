@@ -28,7 +28,7 @@ def rates(
         from isaac_lab.record import Store
         from isaac_lab.studies.calls import Means
         from isaac_lab.studies.rates import arms
-    on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "rates", draw_only=draw_only)
+    on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "rates", only_read=draw_only)
     command = training.command_line(["rates"], {"--scale": scale, "--device": on})
     store, pairs = Store(out / scale), arms(scale)
     timed = {arm.finals(None)[0].method: arm.finals(None)[0] for pair in pairs.values() for arm in pair}

@@ -30,7 +30,7 @@ def recipes(
     with console.status("Loading torch …"):
         from isaac_lab.studies.calls import Means
         from isaac_lab.studies.recipes import RecipeError, Request, chosen, run
-    on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "recipes", draw_only=draw_only)
+    on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "recipes", only_read=draw_only)
     training.use_encoder(model)
     request = Request(out, scale, training.listed(recipes))
     with training.named_errors(more={RecipeError: "--recipes"}):

@@ -71,7 +71,7 @@ def reproduce(
     )
     request = Request(
         scale=scale,
-        out=training.place(out, "reproduce", draw_only=draw_only),
+        out=training.place(out, "reproduce", only_read=draw_only),
         resume=resume,
         panels=training.listed(panels),
         settings=tuple(setting or ()),

@@ -28,7 +28,6 @@ Blocks: TypeAlias = Mapping[str, Callable[[], str]]
 #: Exit codes: time was up; Ctrl-C; SIGTERM.
 STOPPED, INTERRUPTED, TERMINATED = 3, 130, 143
 
-
 #: How much is run.
 Scale: TypeAlias = Literal["smoke", "quick", "standard"]
 Device: TypeAlias = Literal["cpu", "cuda"]
@@ -117,10 +116,10 @@ def how_to_train(command: str, device: str, data: Path | None, workers: int, min
     return Call(how, device, data, workers, until=deadline(minutes), command=command)
 
 
-def place(given: Path | None, name: str = "", *, draw_only: bool = True) -> Path:
-    """The folder that was named, else out/; where records are only read first that of the checkout, results/."""
+def place(given: Path | None, name: str = "", *, only_read: bool = True) -> Path:
+    """The folder that was named, else that in out/; where records are only read first that of the checkout, in results/."""
     committed = Path("results") / name
-    return given or (committed if draw_only and committed.is_dir() else Path("out") / name)
+    return given or (committed if only_read and committed.is_dir() else Path("out") / name)
 
 
 def check_writable(directory: Path, *, option: str = "--out") -> None:
