@@ -54,8 +54,7 @@ def bench(
     ] = 60.0,
     records: Annotated[Path, typer.Option(help="Of page: directory with records.")] = Path("results/bench"),
     out: Annotated[
-        Path | None,
-        typer.Option(help="Directory for the records, or the page; unless given out/bench, or docs/benchmarks.md."),
+        Path | None, typer.Option(help="Directory for the records, or the page; unless given out/bench, or docs/benchmarks.md.")
     ] = None,
 ) -> None:
     """Measure the time and memory of a training step; the methods take turns in one process."""

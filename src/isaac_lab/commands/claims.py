@@ -17,20 +17,14 @@ if TYPE_CHECKING:
 def claims(
     records: Annotated[
         Path | None,
-        typer.Option(
-            help="Directory that isaac-newton reproduce wrote to. Unless given: results/reproduce, or out/reproduce.",
-            show_default=False,
-        ),
+        typer.Option(help="Directory that isaac-newton reproduce wrote to. Unless given: results/reproduce, or out/reproduce."),
     ] = None,
     bench: Annotated[
         Path | None,
-        typer.Option(
-            help="Directory with records of isaac-newton bench. Unless given: results/bench, or out/bench.", show_default=False
-        ),
+        typer.Option(help="Directory with records of isaac-newton bench. Unless given: results/bench, or out/bench."),
     ] = None,
     page: Annotated[
-        Path | None,
-        typer.Option(help="Fill the page of all figures and claims, such as docs/reproduction.md.", show_default=False),
+        Path | None, typer.Option(help="Fill the page of all figures and claims, such as docs/reproduction.md.")
     ] = None,
 ) -> None:
     """Check every claim of the paper on records; each verdict has the figures behind it."""

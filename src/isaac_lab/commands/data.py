@@ -60,8 +60,7 @@ def list_sets(data: Folder = None) -> None:
 def fetch(
     name: Annotated[Choice, typer.Argument(help="Which set.")] = "all",
     to: Annotated[
-        Path | None,
-        typer.Option(help="Folder for mnist/, cifar-10/, glue/ and so on; the cache, unless given.", show_default=False),
+        Path | None, typer.Option(help="Folder for mnist/, cifar-10/, glue/ and so on; the cache, unless given.")
     ] = None,
     source: Annotated[
         str | None,

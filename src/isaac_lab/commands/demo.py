@@ -13,7 +13,7 @@ EPOCHS = 15
 
 
 def _count(help: str) -> Any:
-    return typer.Option(callback=training.at_least_one, help=help, show_default=False)
+    return typer.Option(callback=training.at_least_one, help=help)
 
 
 def demo(
@@ -32,8 +32,7 @@ def demo(
     workers: training.Workers = 1,
     data: training.Data = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Directory for pictures and records. Unless given: out/demo; digits out/digits.", show_default=False),
+        Path | None, typer.Option(help="Directory for pictures and records. Unless given: out/demo; digits out/digits.")
     ] = None,
     minutes: training.Minutes = None,
     fill: training.Fill = None,

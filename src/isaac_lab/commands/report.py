@@ -14,8 +14,7 @@ from isaac_lab.commands.training import check_writable, named_errors, place, say
 def report(
     out: Annotated[Path, typer.Option(help="The page; one file that needs no network.")] = Path("out/report.html"),
     results: Annotated[
-        Path | None,
-        typer.Option(help="Folder with records: bench, race, reproduce. Unless given: results, or out.", show_default=False),
+        Path | None, typer.Option(help="Folder with records: bench, race, reproduce. Unless given: results, or out.")
     ] = None,
 ) -> None:
     """Make one HTML page of all records: the race, heat maps, curves, costs, claims."""

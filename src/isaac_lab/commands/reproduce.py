@@ -27,7 +27,7 @@ def reproduce(
     out: Annotated[Path | None, training.out_option("Records and figures: OUT/ID/SCALE", "reproduce")] = None,
     executor: Annotated[
         Literal["local", "processes", "ensemble", "ray"] | None,
-        typer.Option(help="Unless given: ensemble for grids, local for curves.", show_default=False),
+        typer.Option(help="Unless given: ensemble for grids, local for curves."),
     ] = None,
     device: training.DeviceOption = None,
     resume: Annotated[bool, typer.Option(help="Go on with what is there; --no-resume wants an empty directory.")] = True,

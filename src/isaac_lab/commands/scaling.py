@@ -32,7 +32,7 @@ def scaling(
         typer.Option("--set", help="An assumption, such as step=0.45 or network=25e9 (bytes per second); may be repeated."),
     ] = None,
     record: Annotated[Path, typer.Option(help="The record of the checks.")] = RECORD,
-    page: Annotated[Path | None, typer.Option(help="Fill the tables of a page, docs/scaling.md.", show_default=False)] = None,
+    page: Annotated[Path | None, typer.Option(help="Fill the tables of a page, docs/scaling.md.")] = None,
 ) -> None:
     """What ζ* would cost on GPTs of 124M to 70B parameters under FSDP2: a model, checked on small ones."""
     console, machine = Console(), _machine(assume or [])

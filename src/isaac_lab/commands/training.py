@@ -31,28 +31,24 @@ STOPPED, INTERRUPTED, TERMINATED = 3, 130, 143
 #: How much is run.
 Scale: TypeAlias = Literal["smoke", "quick", "standard"]
 Device: TypeAlias = Literal["cpu", "cuda"]
-DeviceOption: TypeAlias = Annotated[
-    Device | None, typer.Option("--device", help="Unless given: cuda if there is one.", show_default=False)
-]
+DeviceOption: TypeAlias = Annotated[Device | None, typer.Option("--device", help="Unless given: cuda if there is one.")]
 Workers: TypeAlias = Annotated[int, typer.Option(min=1, help="Processes that train at once; times are measured after them.")]
-Data: TypeAlias = Annotated[Path | None, typer.Option(help="Folder with the data sets.", show_default=False)]
+Data: TypeAlias = Annotated[Path | None, typer.Option(help="Folder with the data sets.")]
 Model: TypeAlias = Annotated[str, typer.Option(help="Folder or hub name of a pre-trained encoder; or ISAAC_ENCODER.")]
 Minutes: TypeAlias = Annotated[
-    float | None,
-    typer.Option(help=f"Stop at a checkpoint after so many minutes, with exit code {STOPPED}.", show_default=False),
+    float | None, typer.Option(help=f"Stop at a checkpoint after so many minutes, with exit code {STOPPED}.")
 ]
 DrawOnly: TypeAlias = Annotated[
     bool, typer.Option("--draw-only", help="Tables and pictures again from the records in OUT; train nothing.")
 ]
 Fill: TypeAlias = Annotated[
-    list[Path] | None,
-    typer.Option("--fill", help="Then put the results into this page, where it has marks for them.", show_default=False),
+    list[Path] | None, typer.Option("--fill", help="Then put the results into this page, where it has marks for them.")
 ]
 
 
 def out_option(what: str, name: str) -> Any:
     """The option --out of a command that writes to out/NAME."""
-    return typer.Option(help=f"{what}. Unless given: out/{name}; to draw only, results/{name}.", show_default=False)
+    return typer.Option(help=f"{what}. Unless given: out/{name}; to draw only, results/{name}.")
 
 
 class _TerminatedError(BaseException):
