@@ -71,7 +71,7 @@ def apply(
         observe(use)
         return operation(x, weight, bias)
     if use.own or (run.capture is not None and _takes_apart(operation, use)):
-        _note(use, weight, bias)
+        _note(use, weight, bias, torch_private.saves_elsewhere())
         output: Tensor = torch_private.call(_Layer, x, weight, bias, operation, use)
         return output
     shares = layer.bucket is not None and _can_share(layer.bucket, use, weight)
@@ -212,14 +212,14 @@ def _has_few_rows(use: Use) -> bool:
     return use.layout.arrange is sequence and use.mask is None and not use.layout.joint
 
 
-def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
+def _note(use: Use, weight: Tensor, bias: Tensor | None, elsewhere: bool) -> None:
     """A use waits for its conditioner; in a captured step it begins now, beside the main chain."""
     run = use.layer.run
     if run.capture is not None:
         run.capture.uses.update([id(weight), id(bias)])
         with full_precision(use.input), torch.no_grad():
             begin(use)
-    elif torch_private.saves_elsewhere():
+    elif elsewhere:
         use.kept = None  # autograd saves it, as whoever hooks it wants
     elif use.own or (use.slice is None and (run.options.ranks is not None or _has_few_rows(use))):
         use.wait()
@@ -229,7 +229,7 @@ def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
     """A node for this weight, and the bias where that is conditioned jointly."""
     joint, elsewhere = use.layout.joint, torch_private.saves_elsewhere()
     x = use.input
-    _note(use, weight, bias if joint else None)
+    _note(use, weight, bias if joint else None, elsewhere)
     tensors = (weight, bias) if joint else (weight,)
     names = hand_out(Alone(use), x if elsewhere else None, *tensors)
     if use.slice is None and use.layer.run.options.ranks is not None:
@@ -251,8 +251,8 @@ class _Weights(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        nodes = ctx.next_functions[1 if ctx.has_saved else 0 :]
-        wanted = [torch_private.will_compute(node) for node, _ in nodes]
+        nodes = [node for node, _ in ctx.next_functions[1 if ctx.has_saved else 0 :]]
+        wanted = torch_private.will_compute_each(nodes)
         saved = ctx.saved_tensors[0] if ctx.has_saved else None
         return None, None, *ctx.conditions.condition(gradients, saved, wanted)
 
@@ -330,22 +330,23 @@ def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bo
     use.kept = x
     if use.layout.joint and not joint:
         use.layout = dataclasses.replace(use.layout, joint=False)
-    clock = use.layer.run.clock
-    started = clock.now()
+    run = use.layer.run
+    started = run.clock.now() if run.clock.running else 0.0
     with full_precision(x):
         plain = g
-        if use.layer.run.conditions_outputs:
-            use.layer.run.enter_pass()
+        if run.conditions_outputs:
+            run.enter_pass()
             g = condition_outputs(use, g)
         made = use.conditioner()
-        clock.add(started)
-        started = clock.now()
+        if started:
+            started = run.clock.add(started)
         conditioned = multiply_own(g, made, plain)
 
         def plainly() -> Tensor:
             return multiply_own(plain, Conditioner(made.rows))
 
-        clock.add_beyond(started, plainly)
+        if started:
+            run.clock.add_beyond(started, plainly)
         use.layer.saw(made, use.outputs, plainly, conditioned, own=use.own)
         conditioned = cast(conditioned, dtype)
     return (conditioned[:, :-1], conditioned[:, -1]) if joint else (conditioned, None)

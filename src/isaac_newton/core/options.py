@@ -258,7 +258,7 @@ class Run:
 
     def damping_now(self) -> tuple[float | Tensor, RelativeTo]:
         """λ, or ρ and what it is relative to, for the current backward pass or step."""
-        strength, relative = number(self.damping, self.step)
+        strength, relative = (self.damping, "") if isinstance(self.damping, float) else number(self.damping, self.step)
         return (strength if self.capture is None else self.capture.damping), relative
 
     def output_damping_now(self) -> tuple[float | Tensor, RelativeTo]:

@@ -40,6 +40,7 @@ class Use:
         output: For ζ in a captured step: the conditioner of the output side.
         branch: In a captured step, whose stream it runs on.
         node: With `process_group`, what will ask for the conditioner.
+        opening: The bucket's node that its gradient comes back to, and its place there.
         source: Under autocast, what stands for the tensor of which `kept` is a copy in half precision.
     """
 
@@ -60,6 +61,14 @@ class Use:
     branch: object = None
     node: "weakref.ref[Any] | None" = None
     source: object = None
+    opening: "tuple[Opening, int] | None" = None
+
+    def __del__(self) -> None:
+        """The graph of the call is gone. What is left of it may still be differentiated, as a gradient that was kept."""
+        if self.opening is not None and self.kept is not None:
+            opening, place = self.opening
+            x = self.kept.detach()  # with its graph it would hold the node, and nobody would free that circle
+            opening.left[place] = Use(self.layer, self.layout, x, self.mask, self.own, self.outputs, self.slice, self.where)
 
     @property
     def input(self) -> Tensor:
@@ -71,9 +80,12 @@ class Use:
     @property
     def key(self) -> Hashable:
         """What another use has if its conditioner is this one's."""
-        x, layout = self.input, self.layout
-        known = (id(x), torch_private.version(x)) if self.source is None else self.source
-        return known, None if layout is PLAIN else layout, id(self.mask), self.own
+        layout, mask = self.layout, self.mask
+        known = self.source
+        if known is None:
+            x = self.input
+            known = id(x), torch_private.version(x)
+        return known, None if layout is PLAIN else layout, None if mask is None else id(mask), self.own
 
     def wait(self) -> None:
         """Let the first request of a backward pass compute the conditioner with those of all others."""
@@ -143,20 +155,22 @@ class Use:
 
 def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditioner]:
     """Stages 1 to 3, once for each key; failures go to the layers' statistics."""
-    first: dict[Hashable, Use] = {}
-    keys = [use.key for use in uses] if len(uses) > 1 else [None]
-    for key, use in zip(keys, uses, strict=True):
-        first.setdefault(key, use)
-    distinct = list(first.values())
-    strength, relative = distinct[0].layer.run.damping_now()
-    gathered, options = rows(distinct), distinct[0].layer.run.options
+    keys: list[Hashable] = [use.key for use in uses] if len(uses) > 1 else [None]
+    # The first of each key, in their order: turned round, the first one of a key is the last to be written.
+    first = dict(zip(reversed(keys), reversed(uses), strict=True))
+    distinct = uses if len(first) == len(uses) else [first[key] for key in dict.fromkeys(keys)]
+    run = distinct[0].layer.run
+    strength, relative = run.damping_now()
+    gathered, options = rows(distinct), run.options
     if options.ranks is not None and options.when == "backward":
         gathered = of_all_ranks(distinct, gathered, options.ranks)
     found = invert(gathered, strength, relative, early=early, keep_norm=options.keep_norm)
     for use, made in zip(distinct, found, strict=True):
         if isinstance(made.failures, Tensor) or made.failures:
             use.layer.fell_back(made.failures)
-    by_key = dict(zip(first, found, strict=True))
+    if len(found) == len(uses):
+        return found
+    by_key = dict(zip(dict.fromkeys(keys), found, strict=True))
     return [by_key[key] for key in keys]
 
 
@@ -199,7 +213,7 @@ class Alone:
         if weight is None or not any(wanted):
             return list(gradients)
         clock = use.layer.run.clock
-        started = clock.now()
+        started = clock.now() if clock.running else 0.0
         if saved is not None:
             use.kept = saved
         if use.layout.joint and bias is None and wanted[1]:
@@ -219,7 +233,8 @@ class Alone:
                 result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
-        clock.add(started)
+        if started:
+            clock.add(started)
         return result
 
 
@@ -231,8 +246,8 @@ class Opening:
         #: By the number of the weight: the name that nobody has taken yet, and its place in the node.
         self.names: dict[int, tuple[Tensor, int]] = {}
         self.uses: list[weakref.ref[Use] | None] = [None] * size
-        #: The same without the graph of their inputs: for gradients of gradients, when the graphs of the calls are gone.
-        self.shadows: list[Use | None] = [None] * size
+        #: What calls have left whose graphs went before they were used, for gradients of gradients: no graph of their inputs.
+        self.left: dict[int, Use] = {}
 
     def condition(
         self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
@@ -241,39 +256,43 @@ class Opening:
         self.bucket.close(self)
         result: list[Tensor | None] = [None] * len(gradients)
         here = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        found = [self._use(number) for number in here]
+        uses = [self._use(number) for number in here]
         numbers = [number for number in here if wanted[number]]
         if not numbers:
             return result
-        uses = found if len(numbers) == len(here) else [use for use, number in zip(found, here, strict=True) if wanted[number]]
+        if len(numbers) < len(here):
+            uses = [use for use, number in zip(uses, here, strict=True) if wanted[number]]
         plain = [gradient for number in numbers if (gradient := gradients[number]) is not None]
         run = uses[0].layer.run
-        started = run.clock.now()
+        started = run.clock.now() if run.clock.running else 0.0
         with torch_private.full_precision(plain[0]):
             for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
                 result[number] = done
         if not torch_private.keeps_graph():
-            for number, use in zip(numbers, uses, strict=True):
-                use.kept = self.shadows[number] = None
+            for use in uses:
+                use.kept = None
+            self.left.clear()
         # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
         run.alone |= len(numbers) < len(here)
-        run.clock.add(started)
+        if started:
+            run.clock.add(started)
         return result
 
     def _use(self, number: int) -> Use:
-        """That of one weight, or its shadow."""
-        reference, shadow = self.uses[number], self.shadows[number]
+        """That of one weight, or what it has left."""
+        reference = self.uses[number]
         use = None if reference is None else reference()
         if use is not None:
             return use
-        if shadow is None:
+        left = self.left.get(number)
+        if left is None:
             raise RuntimeError("Trying to backward through the graph a second time: pass retain_graph=True the first time")
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"layer {shadow.layer.name!r}: third derivatives need the graph of its input, which is gone: keep what the "
+                f"layer {left.layer.name!r}: third derivatives need the graph of its input, which is gone: keep what the "
                 "model returned until then"
             )
-        return shadow
+        return left
 
 
 def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -290,10 +309,10 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
     in_place = not (torch.is_grad_enabled() or run.inspecting)
     left = condition_left(uses, matrices, in_place=in_place) if run.conditions_outputs else matrices
     done = multiply(left, made, in_place=in_place)
-    for place, (use, one, gradient) in enumerate(zip(uses, made, gradients, strict=True)):
-        use.layer.saw(one, use.outputs, matrices[place], done[place], own=use.own)
-        if use.layout is not PLAIN or done[place].dtype is not gradient.dtype:
-            done[place] = use.layout.parts(done[place], gradient, None)[0]
+    for place, (use, one, matrix, result) in enumerate(zip(uses, made, matrices, done, strict=True)):
+        use.layer.saw(one, use.outputs, matrix, result, own=use.own)
+        if use.layout is not PLAIN or result.dtype is not gradients[place].dtype:
+            done[place] = use.layout.parts(result, gradients[place], None)[0]
     return done
 
 
@@ -347,9 +366,8 @@ class Bucket:
             found = opening.names.pop(number)
             self._opening = opening
         name, place = found
+        use.opening = opening, place
         opening.uses[place] = weakref.ref(use)
-        x = use.input.detach()
-        opening.shadows[place] = Use(use.layer, use.layout, x, use.mask, use.own, use.outputs, use.slice, use.where)
         return name
 
     def _opened(self, open_node: Callable[..., Sequence[Tensor]]) -> "Opening":

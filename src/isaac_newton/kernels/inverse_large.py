@@ -19,7 +19,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.kernels.inverse_small import GRAM, MULTIPLIED, PRECISIONS, RELATIVE, SCALED, Small, least_pivot, start_vector
+from isaac_newton.kernels import GRAM, MULTIPLIED, SCALED, Inverted
+from isaac_newton.kernels.inverse_small import PRECISIONS, RELATIVE, least_pivot, start_vector
 from isaac_newton.kernels.tables import Grouped, Room, by_class, job_of, names, pick, remember
 
 __all__ = ["GRAM", "MOST", "MULTIPLIED", "SCALED", "inverses"]
@@ -37,7 +38,7 @@ def inverses(
     strength: float | Float[Tensor, ""],
     relative: Literal["", "mean", "largest"],
     kinds: Sequence[int],
-) -> list[Small]:
+) -> list[Inverted]:
     """P for each x of fewer rows than features, else Q, and the λ of it, as `inverse_small.inverses`.
 
     Args:
@@ -56,13 +57,13 @@ def inverses(
     key = (tuple([x.shape for x in xs]), scaled, relative, of_strength, xs[0].device)
     plan = _PLANS.get(key)
     if plan is None:
-        shapes = [(len(x), x.shape[1]) for x in xs]
+        shapes = [(x.shape[0], x.shape[1]) for x in xs]
         plan = remember(_PLANS, key, _Plan(shapes, scaled, RELATIVE[relative], of_strength is not None, xs[0].device))
     with _unrounded(xs[0]):
         grams = [_gram(x) for x in xs]
         found, dampings = plan([gram.data_ptr() for gram in grams], strength)
         return [
-            Small(inverse, _multiplied(x, inverse) if kind & MULTIPLIED else None, damping, gram if kind & GRAM else None)
+            Inverted(inverse, _multiplied(x, inverse) if kind & MULTIPLIED else None, damping, gram if kind & GRAM else None)
             for x, kind, gram, inverse, damping in zip(xs, kinds, grams, found, dampings, strict=True)
         ]
 

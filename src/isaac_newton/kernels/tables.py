@@ -159,6 +159,7 @@ class Room:
         for number, shape in enumerate(shapes):
             if shape is not None:
                 members.setdefault(shape, []).append(number)
+        self.shapes = shapes
         self.offsets = [-1] * len(shapes)
         self._views: list[tuple[list[int], tuple[int, ...], tuple[int, ...], int]] = []
         for shape, numbers in members.items():
@@ -177,6 +178,11 @@ class Room:
             for number, view in zip(numbers, flat.as_strided(shape, strides, start).unbind(), strict=True):
                 result[number] = view
         return result
+
+    def one(self, flat: Tensor, number: int) -> Tensor | None:
+        """One of the tensors in the flat one."""
+        shape = self.shapes[number]
+        return None if shape is None else flat.as_strided(shape, _contiguous(shape)[1:], self.offsets[number])
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
