@@ -11,7 +11,7 @@ _SAMPLES = 5
 
 
 class Clock:
-    """Runs in few passes only, since asking for the time takes time too: look at `running` first. A GPU's host would not know."""
+    """Runs in few passes only, since asking takes time too: look at `running` first. On a GPU the host would not know."""
 
     def __init__(self) -> None:
         self.running = False
@@ -29,9 +29,8 @@ class Clock:
 
     def end(self) -> None:
         """When the next one has."""
-        if self.running:
-            self.running = False
-            self._shares.append(min(self._spent / (perf_counter() - self._began), 1.0))
+        self.running = False
+        self._shares.append(min(self._spent / (perf_counter() - self._began), 1.0))
 
     def now(self) -> float:
         """The time."""

@@ -92,21 +92,15 @@ def invert(
         way = ("plain", 0) if plain else _way(one.r.shape, grouped, one.counted is None, one.in_difference)
         members.setdefault(way, []).append(number)
     found: dict[int, Conditioner] = {}
-    for (way, _), numbers in members.items():
-        some = [rows[number] for number in numbers] if len(numbers) < len(rows) else rows
-        if way == "plain":
-            made = [Conditioner(one) for one in some]
-        elif way.startswith("inverse"):
-            made = _invert_by_triton(way, some, strength, relative, early=early, keep_norm=keep_norm)
-        elif way == "torch" or some[0].r.device.type != "cpu" or kernels.is_differentiable(*[one.r for one in some]):
-            made = [_inverted_by_torch(one, strength, relative) for one in some]
+    for (who, _), numbers in members.items():
+        some = [rows[number] for number in numbers]
+        if who.startswith("inverse"):
+            made = _invert_by_triton(who, some, strength, relative, early=early, keep_norm=keep_norm)
         else:
-            made = _invert_on_cpu(some, float(strength), relative)
-        for conditioner in made:
+            made = _invert_by_libraries(who, some, strength, relative)
+        for number, conditioner in zip(numbers, made, strict=True):
             conditioner.keeps_norm = keep_norm
-        if len(made) == len(rows):
-            return made
-        found.update(zip(numbers, made, strict=True))
+            found[number] = conditioner
     return [found[number] for number in range(len(rows))]
 
 
@@ -151,13 +145,23 @@ def _kind(shape: tuple[int, ...], in_difference: bool, outputs: int, early: bool
     return MULTIPLIED if features <= max(outputs, _FEW_FEATURES) else 0
 
 
+def _invert_by_libraries(way: str, rows: Sequence[Rows], strength: float | Tensor, relative: RelativeTo) -> list[Conditioner]:
+    if way == "plain":
+        return [Conditioner(one) for one in rows]
+    if way == "torch" or rows[0].r.device.type != "cpu" or kernels.is_differentiable(*[one.r for one in rows]):
+        return [_inverted_by_torch(one, strength, relative) for one in rows]
+    return _invert_on_cpu(rows, float(strength), relative)
+
+
 def _invert_on_cpu(rows: Sequence[Rows], strength: float, relative: RelativeTo) -> list[Conditioner]:
     """Inverses of one size by one factorization."""
     in_difference = rows[0].in_difference
     rs = [cast(one.r, working_dtype(one.r.dtype)) for one in rows]
-    xs = [r if r.shape[0] < r.shape[1] else r.mT for r in rs]
     dampings = _dampings(rs, strength, relative) if relative else [strength] * len(rs)
-    scales = [1 / (r.shape[0] * damping) for r, damping in zip(rs, dampings, strict=True)]
+    xs, scales = [], []
+    for r, damping in zip(rs, dampings, strict=True):
+        xs.append(r if r.shape[0] < r.shape[1] else r.mT)
+        scales.append(1 / (r.shape[0] * damping))
     # The largest eigenvalue of what is inverted is known where the damping is relative to it.
     results = cpu.inverses(xs, scales, in_difference, 1 / strength if relative == "largest" else math.inf)
     made = []
@@ -249,19 +253,25 @@ def _subtracted_by_triton(gradients: Sequence[Tensor], by: Sequence[Conditioner]
 
 
 def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> Tensor:
-    r, inverse, multiplied = by.rows.r, by.found.inverse, by.found.multiplied
-    if r.shape[-2] >= r.shape[-1]:
-        assert inverse is not None
-        product = cast(gradient, inverse.dtype) @ inverse
-        product = _as_long_as(gradient, product) if by.keeps_norm else product
-        # Those of a bucket are there together: the memory of the plain gradients serves the others.
-        return gradient.copy_(product) if in_place and gradient.device.type == "cpu" else product
-    # Woodbury. The difference is inherent: the gradient need not lie in the span of r. It can be much smaller than its parts,
-    # so that these are not rounded, whatever torch may do to products (TF32).
-    dtype = r.dtype if inverse is None else inverse.dtype
-    r = cast(r, dtype)
-    wider = dtype is torch.float64 and gradient.dtype is not dtype
-    if wider and inverse is not None and gradient.device.type == "cpu" and not kernels.is_differentiable(gradient, r):
+    r, inverse = by.rows.r, by.found.inverse
+    if r.shape[-2] < r.shape[-1]:
+        return _difference(gradient, by, in_place)
+    assert inverse is not None
+    product = cast(gradient, inverse.dtype) @ inverse
+    product = _as_long_as(gradient, product) if by.keeps_norm else product
+    # Those of a bucket are there together: the memory of the plain gradients serves the others.
+    return gradient.copy_(product) if in_place and gradient.device.type == "cpu" else product
+
+
+def _difference(gradient: Tensor, by: Conditioner, in_place: bool) -> Tensor:
+    """Woodbury. The difference is inherent: the gradient need not lie in the span of r.
+
+    It can be much smaller than its parts, so that these are not rounded, whatever torch may do to products (TF32).
+    """
+    inverse, multiplied = by.found.inverse, by.found.multiplied
+    dtype = by.rows.r.dtype if inverse is None else inverse.dtype
+    r = cast(by.rows.r, dtype)
+    if dtype is torch.float64 and gradient.dtype is not dtype and _is_careful(gradient, r, by):
         return _carefully_subtracted(gradient, r, by, in_place)
     in_place = in_place and gradient.dtype is dtype and gradient.is_contiguous()
     gradient = cast(gradient, dtype)
@@ -273,6 +283,11 @@ def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> T
         if multiplied is not None:
             used, r = seen, multiplied
         return _subtracted(gradient, used, r, None, in_place)
+
+
+def _is_careful(gradient: Tensor, r: Tensor, by: Conditioner) -> bool:
+    """Whether the values of a gradient may decide how it is subtracted from."""
+    return by.found.inverse is not None and gradient.device.type == "cpu" and not kernels.is_differentiable(gradient, r)
 
 
 def _carefully_subtracted(gradient: Tensor, r: Tensor, by: Conditioner, in_place: bool) -> Tensor:

@@ -5,12 +5,12 @@ a layer whose backward pass is ours: a linear layer all of whose rows feed its c
 """
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from isaac_newton import torch_private
 from isaac_newton.core import traced
@@ -36,6 +36,25 @@ class _Conditions(Protocol):
     ) -> Sequence[Tensor | None]: ...
 
 
+class _Context(Protocol):
+    """What autograd hands to a Function, and what the two below keep there between their passes."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    next_functions: tuple[tuple[Node | None, int], ...]
+    conditions: _Conditions
+    has_saved: bool
+    operation: Operation
+    use: Use
+    bias: Tensor | None
+    dtypes: tuple[torch.dtype, torch.dtype]
+    parameter: Tensor
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def save_for_forward(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
 def apply(
     operation: Forward,
     x: Tensor,
@@ -52,7 +71,7 @@ def apply(
     Args:
         operation: What the layer computes; where it is an `Operation`, its gradients can be had one by one.
         x: What the layer received.
-        weight: (outputs, *features), or with `transposed` (features, *outputs).
+        weight: As of `condition`, like `arrange` and `transposed`.
         bias: One number per output.
         layer: Which layer it is.
         arrange: How the input becomes rows.
@@ -70,25 +89,33 @@ def apply(
     if run.row_observer is not None:
         observe(use)
         return operation(x, weight, bias)
-    if use.own or (run.capture is not None and _takes_apart(operation, use)):
+    if use.own or (run.capture is not None and _is_split(operation, use)):
         _note(use, weight, bias, torch_private.saves_elsewhere())
         output: Tensor = torch_private.call(_Layer, x, weight, bias, operation, use)
         return output
-    shares = layer.bucket is not None and _can_share(layer.bucket, use, weight)
-    if layer.bucket is not None and shares:
-        bucket, number = layer.bucket
-        if torch_private.is_autocast_on():
-            x = _as_multiplied(use, x)
-        use.wait()
-        output = operation(x, bucket.take(use, weight, number, hand_out), bias)
-    else:
-        output = operation(x, *_alone(use, weight, bias))
-    # The node of a call owns its use. A view that is changed in place gets another node, and its base keeps the old one.
+    if layer.bucket is not None and _shares_a_node(*layer.bucket, use, weight):
+        return _in_bucket(operation, x, weight, bias, use, *layer.bucket)
+    return _observed(operation(x, *_alone(use, weight, bias)), use, owns=False)
+
+
+def _in_bucket(
+    operation: Forward, x: Tensor, weight: Tensor, bias: Tensor | None, use: Use, bucket: Bucket, number: int
+) -> Tensor:
+    """The layer's output by a name that the weight shares a node with."""
+    if torch_private.is_autocast_on():
+        x = _as_multiplied(use, x)
+    use.wait()
+    return _observed(operation(x, bucket.take(use, weight, number, hand_out), bias), use, owns=True)
+
+
+def _observed(output: Tensor, use: Use, *, owns: bool) -> Tensor:
+    """The output as it is. The node of the call owns the use, or for ζ shows it the gradient that comes back."""
+    # A view that is changed in place gets another node, and its base keeps the old one.
     base = torch_private.base(output)
-    node: Any = (output if base is None or base.grad_fn is None else base).grad_fn
-    if node is not None and shares:
+    node: Any = (output if base is None or base.grad_fn is None else base).grad_fn  # torch's types of `metadata` are wrong
+    if node is not None and owns:
         node.metadata[Use] = use
-    if node is not None and run.conditions_outputs:
+    if node is not None and use.layer.run.conditions_outputs:
         node.register_prehook(lambda gradients: keep_output_rows(use, gradients[0]))
     return output
 
@@ -184,17 +211,17 @@ def _as_multiplied(use: Use, x: Tensor) -> Tensor:
     return use.kept
 
 
-def _takes_apart(operation: Forward, use: Use) -> bool:
+def _is_split(operation: Forward, use: Use) -> bool:
     """Whether the weight's gradient is formed beside the chain of input gradients, in a captured step."""
     if use.layout.joint or not isinstance(operation, Operation):
         return False
     options = use.layer.run.options
-    return options.few_rows and options.when == "backward" and options.ranks is None
+    return options.few_rows and options.is_of_each_pass
 
 
-def _can_share(place: tuple[Bucket, int], use: Use, weight: Tensor) -> bool:
+def _shares_a_node(bucket: Bucket, number: int, use: Use, weight: Tensor) -> bool:
     """Whether a weight may be in a bucket with others; if not, it has a node of its own."""
-    (bucket, number), run = place, use.layer.run
+    run = use.layer.run
     return (
         bucket.weights[number] is weight  # not parametrized, not FSDP2's, not swapped
         and (run.options.few_rows or _has_few_rows(use))
@@ -233,7 +260,7 @@ def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
     tensors = (weight, bias) if joint else (weight,)
     names = hand_out(Alone(use), x if elsewhere else None, *tensors)
     if use.slice is None and use.layer.run.options.ranks is not None:
-        use.node = weakref.ref(names[0].grad_fn)
+        use.own_node(names[0])
     return names[0], names[1] if joint else bias
 
 
@@ -241,7 +268,7 @@ class _Weights(torch.autograd.Function):
     """Weights under other names: what comes back is conditioned before autograd shows it to anybody."""
 
     @staticmethod
-    def forward(ctx: Any, conditions: _Conditions, saved: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _Context, conditions: _Conditions, saved: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.conditions, ctx.has_saved = conditions, saved is not None
         ctx.set_materialize_grads(False)
         if saved is not None:
@@ -250,14 +277,14 @@ class _Weights(torch.autograd.Function):
         return tuple([weight.detach() for weight in weights])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         nodes = [node for node, _ in ctx.next_functions[1 if ctx.has_saved else 0 :]]
         wanted = torch_private.will_compute_each(nodes)
         saved = ctx.saved_tensors[0] if ctx.has_saved else None
         return None, None, *ctx.conditions.condition(gradients, saved, wanted)
 
     @staticmethod
-    def jvp(ctx: Any, conditions: None, saved: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    def jvp(ctx: _Context, conditions: None, saved: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 
@@ -265,7 +292,7 @@ class _Layer(torch.autograd.Function):
     """A layer whose backward pass is ours."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operation: Operation, use: Use) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, operation: Operation, use: Use) -> Tensor:
         ctx.operation, ctx.use, ctx.bias, ctx.dtypes = operation, use, bias, (x.dtype, weight.dtype)
         if use.layer.run.capture is not None:
             ctx.parameter = weight
@@ -282,7 +309,7 @@ class _Layer(torch.autograd.Function):
         return output if torch_private.base(output) is None else torch_private.no_view(output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, g: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), use, operation = ctx.saved_tensors, ctx.use, ctx.operation
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         run = use.layer.run
@@ -308,12 +335,12 @@ class _Layer(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None
 
     @staticmethod
-    def jvp(ctx: Any, x_tangent: Any, weight_tangent: Any, bias_tangent: Any, *rest: Any) -> Tensor:
+    def jvp(ctx: _Context, *tangents: Tensor | None) -> Tensor:
         x, weight = ctx.saved_tensors
-        return traced.tangent_of_linear(x, weight, x_tangent, weight_tangent, bias_tangent)
+        return traced.tangent_of_linear(x, weight, *tangents[:3])
 
 
-def _conditioned_again(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+def _conditioned_again(ctx: _Context, x: Tensor, weight: Tensor) -> Tensor:
     """The weight for an input gradient that will be differentiated: what comes back of it is conditioned too.
 
     So the whole gradient of a weight is multiplied by its conditioner, that of a gradient penalty included.
@@ -368,7 +395,7 @@ def _half_type(weight: Tensor) -> torch.dtype | None:
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
-def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
+def _beside(ctx: _Context, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
     """In a captured step: the gradients of weight and bias on a branch beside the chain of input gradients."""
     use, parameter, bias = ctx.use, ctx.parameter, ctx.bias
     run, joint = use.layer.run, needs_bias and use.layout.joint
@@ -390,8 +417,9 @@ def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) ->
             use.layer.saw(made, use.outputs, matrix, done, own=use.own)
             grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None
         grad_weight = streams.laid_out(grad_weight, parameter)
-        if needs_bias and grad_bias is None:
+        if bias is not None and needs_bias and grad_bias is None:
             grad_bias = cast(ctx.operation.bias_gradient(g), bias.dtype)
-    parameters = [parameter, bias] if needs_bias else [parameter]
+    parameters = [parameter] if bias is None or not needs_bias else [parameter, bias]
+    assert run.capture is not None
     streams.join_gradients(use.branch, run.capture.uses, parameters, (grad_weight, grad_bias), joint=joint)
     return grad_weight, grad_bias

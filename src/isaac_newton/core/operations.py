@@ -31,7 +31,8 @@ class Operation(Protocol):
 
 
 class _Linear:
-    __call__ = staticmethod(F.linear)
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
 
     def input_gradient(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         # Under autocast g is in the half type while the weight is not: do as torch does, multiply in g's type.

@@ -227,10 +227,13 @@ def _lane_of_patches(use: "Use", x: Tensor) -> str:
 
 def _own(uses: Uses, inputs: Sequence[Tensor]) -> list[Rows]:
     """The input itself is the rows."""
-    rs = [as_rows(x) for x in inputs]
-    if not kernels.can_group(rs[0]):
-        rs = [r if use.own else cast(r, working_dtype(r.dtype)) for use, r in zip(uses, rs, strict=True)]
-    return [_rows(use, r, r.shape[0]) for use, r in zip(uses, rs, strict=True)]
+    (grouped,) = kernels.groupable(inputs[:1])
+    result = []
+    for use, x in zip(uses, inputs, strict=True):
+        r = as_rows(x)
+        r = r if use.own or grouped else cast(r, working_dtype(r.dtype))
+        result.append(_rows(use, r, r.shape[0]))
+    return result
 
 
 def _means(uses: Uses, inputs: Sequence[Tensor]) -> list[Rows]:
@@ -319,7 +322,8 @@ def _mask_of(use: "Use", places: Sequence[int]) -> Tensor | None:
 def _gathered(use: "Use") -> Rows:
     """The rows of one use in torch's operations: on a CPU, in passes that are differentiated, and for what is rare."""
     options, x, arrange = use.layer.run.options, use.input, use.layout.arrange
-    reduce, most, seed = options.sharing == "reduce", options.max_rows, use.layer.run.seed
+    reduce, most = options.sharing == "reduce", options.max_rows
+    seed = 0 if most is None else use.layer.run.seed
     if reduce and isinstance(arrange, Patches) and (use.mask is None or use.mask.shape != arrange.places(x)):
         means, count = arrange.average(x)
         return _rows(use, _one(gather(means, 0, most, None, seed)), count * means.shape[1])

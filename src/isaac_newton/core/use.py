@@ -4,16 +4,16 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from isaac_newton import torch_private
 from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import WeightSlice
-from isaac_newton.core.options import MOST_WAITING
+from isaac_newton.core.options import MOST_WAITING, Run
 from isaac_newton.core.outputs import condition_left
 from isaac_newton.core.rows import PLAIN, Arrange, Layout, Rows, of_all_ranks, rows, sequence
 from isaac_newton.kernels import streams
@@ -59,7 +59,7 @@ class Use:
     left_in: int = -2
     output: Conditioner | None = None
     branch: object = None
-    node: "weakref.ref[Any] | None" = None
+    node: "weakref.ref[Node] | None" = None
     source: object = None
     opening: "tuple[Opening, int] | None" = None
 
@@ -147,6 +147,10 @@ class Use:
                 made[use.key] = one, use.input
         return made[self.key][0]
 
+    def own_node(self, name: Tensor) -> None:
+        """The node that gave the weight this name will ask for the conditioner."""
+        self.node = None if name.grad_fn is None else weakref.ref(name.grad_fn)
+
     def runs_now(self) -> bool:
         """Whether the backward pass that is running comes to this use."""
         node = None if self.node is None else self.node()
@@ -179,23 +183,33 @@ def has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
 
     It saves a product where rows are fewer than features. Else it saves digits: conditioned rows are rounded once, after it.
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"layer {layer.name!r} received a {type(x).__name__} in the place of a tensor")
-    if x.is_nested or x.layout is not torch.strided:
-        kind = "nested" if x.is_nested else "sparse"
-        raise TypeError(
-            f"layer {layer.name!r} received a {kind} tensor, and conditioners are made of dense rows: give it a dense one, or "
-            "leave the layer out with layers="
-        )
+    if not isinstance(x, Tensor) or x.is_nested or x.layout is not torch.strided:
+        raise TypeError(_why_odd(x, layer))
     run, options = layer.run, layer.run.options
     if options.max_rows is not None and x.numel() > options.max_rows * x.shape[-1]:
         return False
-    if run.mask is not None or options.when == "step" or options.ranks is not None or run.row_observer is not None:
+    if run.mask is not None or run.row_observer is not None or not options.is_of_each_pass:
         return False
-    if options.keep_norm and x.is_cuda and run.capture is None and not run.conditions_outputs:
-        # Where the norm is kept, the kernels do all layers together, and this form is a few products for each.
-        return x.numel() >= x.shape[-1] ** 2 and options.sharing == "expand"
-    return options.sharing == "expand" or (x.dim() <= 2 and arrange is sequence)
+    expands = options.sharing == "expand"
+    if options.keep_norm and _is_done_together(x, run):
+        return expands and x.numel() >= x.shape[-1] ** 2
+    return expands or (x.dim() <= 2 and arrange is sequence)
+
+
+def _is_done_together(x: Tensor, run: Run) -> bool:
+    """Whether kernels keep the norms of all layers together, while this form is a few products for each."""
+    return x.is_cuda and run.capture is None and not run.conditions_outputs
+
+
+def _why_odd(x: object, layer: ConditionedLayer) -> str:
+    """What a layer received that cannot be conditioned."""
+    if not isinstance(x, Tensor):
+        return f"layer {layer.name!r} received a {type(x).__name__} in the place of a tensor"
+    kind = "nested" if x.is_nested else "sparse"
+    return (
+        f"layer {layer.name!r} received a {kind} tensor, and conditioners are made of dense rows: give it a dense one, or "
+        "leave the layer out with layers="
+    )
 
 
 class Alone:
@@ -209,33 +223,37 @@ class Alone:
     ) -> list[Tensor | None]:
         """Multiply the gradients, or with `when="step"` gather the rows."""
         use, weight = self.use, gradients[0]
-        bias = gradients[1] if len(gradients) > 1 else None
         if weight is None or not any(wanted):
             return list(gradients)
         clock = use.layer.run.clock
         started = clock.now() if clock.running else 0.0
         if saved is not None:
             use.kept = saved
+        bias = gradients[1] if len(gradients) > 1 else None
         if use.layout.joint and bias is None and wanted[1]:
             bias = weight.new_zeros(use.outputs)
         with torch_private.full_precision(weight):
             if use.slice is not None:
                 use.layer.gather(use.slice, rows([use])[0], weight)
-                result: list[Tensor | None] = list(gradients)
+                result = list(gradients)
             else:
-                if use.made is not None and use.made_in < 0:
-                    streams.join(use.branch)  # in a captured step it was computed beside the forward pass
-                made = use.conditioner()
-                matrix = use.layout.matrix(weight, bias, made.rows.groups)
-                left = condition_left([use], [matrix], in_place=False) if use.layer.run.conditions_outputs else [matrix]
-                (done,) = multiply(left, [made], in_place=False)
-                use.layer.saw(made, use.outputs, matrix, done, own=use.own)
-                result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
+                result = list(self._multiplied(weight, bias)[: len(gradients)])
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
         if started:
             clock.add(started)
         return result
+
+    def _multiplied(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+        use = self.use
+        if use.made is not None and use.made_in < 0:
+            streams.join(use.branch)  # in a captured step it was computed beside the forward pass
+        made = use.conditioner()
+        matrix = use.layout.matrix(weight, bias, made.rows.groups)
+        left = condition_left([use], [matrix], in_place=False) if use.layer.run.conditions_outputs else [matrix]
+        (done,) = multiply(left, [made], in_place=False)
+        use.layer.saw(made, use.outputs, matrix, done, own=use.own)
+        return use.layout.parts(done, weight, bias)
 
 
 class Opening:
@@ -255,25 +273,23 @@ class Opening:
         """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
         self.bucket.close(self)
         result: list[Tensor | None] = [None] * len(gradients)
-        here = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        uses = [self._use(number) for number in here]
-        numbers = [number for number in here if wanted[number]]
+        plain = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
+        uses = {number: self._use(number) for number in plain}
+        numbers = [number for number in plain if wanted[number]]
         if not numbers:
             return result
-        if len(numbers) < len(here):
-            uses = [use for use, number in zip(uses, here, strict=True) if wanted[number]]
-        plain = [gradient for number in numbers if (gradient := gradients[number]) is not None]
-        run = uses[0].layer.run
+        run = uses[numbers[0]].layer.run
         started = run.clock.now() if run.clock.running else 0.0
-        with torch_private.full_precision(plain[0]):
-            for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
-                result[number] = done
-        if not torch_private.keeps_graph():
-            for use in uses:
-                use.kept = None
-            self.left.clear()
+        with torch_private.full_precision(plain[numbers[0]]):
+            conditioned = _conditioned([uses[number] for number in numbers], [plain[number] for number in numbers])
+        keeps_graph = torch_private.keeps_graph()
+        for number, done in zip(numbers, conditioned, strict=True):
+            result[number] = done
+            if not keeps_graph:
+                uses[number].kept = None
+                self.left.pop(number, None)
         # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
-        run.alone |= len(numbers) < len(here)
+        run.alone |= len(numbers) < len(plain)
         if started:
             run.clock.add(started)
         return result

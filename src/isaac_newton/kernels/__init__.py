@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isaac_newton.torch_private import has_values, is_transformed
 
-__all__ = ["GRAM", "MULTIPLIED", "SCALED", "Inverted", "can_group", "groupable", "is_differentiable"]
+__all__ = ["GRAM", "MULTIPLIED", "SCALED", "Inverted", "groupable", "is_differentiable"]
 
 #: Kinds of results that kernels are asked for: also the product with x; both times 1/(kλ); also the Gram matrix.
 MULTIPLIED, SCALED, GRAM = 1, 2, 4
@@ -36,24 +36,19 @@ class Inverted(NamedTuple):
         return multiplied, start, gram
 
 
-def can_group(x: Tensor) -> bool:
-    """Whether the Triton kernels can take this tensor. Importing them takes a moment, so that it waits until somebody may."""
-    return x.is_cuda and x.dtype in _PRECISIONS and has_triton() and not is_differentiable(x)
-
-
 def groupable(xs: Sequence[Tensor]) -> list[bool]:
-    """`can_group` of each, with the questions about torch's state asked once."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
-        return [can_group(x) for x in xs]
+    """Which tensors the Triton kernels can take. Importing them takes a moment, so that it waits until somebody may."""
+    watched = torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed()
     installed = has_triton()
-    return [installed and x.is_cuda and x.dtype in _PRECISIONS for x in xs]
+    return [installed and x.is_cuda and x.dtype in _PRECISIONS and not (watched and is_differentiable(x)) for x in xs]
 
 
 def is_differentiable(*tensors: Tensor) -> bool:
     """Whether torch, its compiler or torch.func has to see what is done with these."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return True
-    return not all(map(has_values, tensors))
+    watched = torch.compiler.is_compiling() or is_transformed()
+    return watched and not all(map(has_values, tensors))
 
 
 @functools.cache

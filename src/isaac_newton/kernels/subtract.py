@@ -92,7 +92,7 @@ def subtract_at(
     if plan is None:
         jobs = zip(gradients, rows, results, aligned, kept, strict=True)
         plan = remember(_PLANS, key, _Plan([_Job(*job) for job in jobs], gradients[0].device))
-    plan(own, *addresses, to)
+    plan([own, *addresses, to])
     return results
 
 
@@ -152,15 +152,8 @@ class _Plan:
             take = Grouped(_take, members, programs, more, device, _TAKE_WARPS, {**seeing, "FEATURES": _ACROSS})
             self._launches.append((see, take))
 
-    def __call__(
-        self,
-        gradients: Sequence[int],
-        rows: Sequence[int],
-        multiplied: Sequence[int],
-        inverses: Sequence[int],
-        grams: Sequence[int],
-        results: Sequence[int],
-    ) -> None:
+    def __call__(self, addresses: Sequence[Sequence[int]]) -> None:
+        gradients, rows, multiplied, inverses, grams, results = addresses
         work = torch.empty(self._size, dtype=torch.float32, device=self._device)
         for see, take in self._launches:
             see((work,), gradients, rows, inverses, grams)
