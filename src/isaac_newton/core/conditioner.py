@@ -16,7 +16,7 @@ from torch import Tensor
 
 from isaac_newton import kernels
 from isaac_newton.core.rows import Rows, cast, working_dtype
-from isaac_newton.kernels import GRAM, MULTIPLIED, SCALED, Inverted, cpu
+from isaac_newton.kernels import GRAM, MOST_SUBTRACTED, MULTIPLIED, SCALED, Inverted, cpu
 from isaac_newton.math import equations
 from isaac_newton.math.damping import RelativeTo, relative_damping
 from isaac_newton.torch_private import has_values
@@ -24,12 +24,8 @@ from isaac_newton.torch_private import has_values
 if TYPE_CHECKING:
     from isaac_newton.kernels.inverse_small import Small
 
-__all__ = ["MOST_SWEPT", "Conditioner", "invert", "multiply", "multiply_own"]
+__all__ = ["Conditioner", "invert", "multiply", "multiply_own"]
 
-#: Up to this size Triton inverts, up to the other one by one program each; larger ones are torch's in float64.
-MOST_SWEPT, _MOST_SMALL = 1024, 128
-#: Rows that the kernel that subtracts takes, at most.
-_MOST_SUBTRACTED = 256
 #: Up to so many features, rows of the own form are multiplied by their inverse however few the outputs are.
 _FEW_FEATURES = 512
 _IDENTITY = Inverted()
@@ -98,9 +94,11 @@ def invert(
             made = _invert_by_triton(who, some, strength, relative, early=early, keep_norm=keep_norm)
         else:
             made = _invert_by_libraries(who, some, strength, relative)
-        for number, conditioner in zip(numbers, made, strict=True):
+        for conditioner in made:
             conditioner.keeps_norm = keep_norm
-            found[number] = conditioner
+        if len(members) == 1:
+            return made
+        found.update(zip(numbers, made, strict=True))
     return [found[number] for number in range(len(rows))]
 
 
@@ -111,8 +109,8 @@ def _way(shape: tuple[int, ...], grouped: bool, all_count: bool, in_difference: 
         return "plain", 0
     if len(shape) > 2 or not all_count:
         return "torch", 0
-    if grouped and min(shape) <= MOST_SWEPT:
-        return ("inverse_small" if min(shape) <= _MOST_SMALL else "inverse_large"), 0
+    if grouped and min(shape) <= kernels.MOST_INVERTED:
+        return ("inverse_small" if min(shape) <= kernels.MOST_SMALL else "inverse_large"), 0
     return "library", 2 * min(shape) + in_difference
 
 
@@ -125,10 +123,9 @@ def _invert_by_triton(
     kinds = [_kind(one.r.shape, one.in_difference, one.outputs, early, keep_norm) for one in rows]
     xs = [one.r.contiguous() for one in rows]
     found = inverses(xs, strength, relative, kinds)
+    wide = torch.float32
     return [
-        Conditioner(
-            one, made, 0, keep_norm, bool(kind & SCALED) and r.dtype is torch.float32 and r.shape[0] <= _MOST_SUBTRACTED
-        )
+        Conditioner(one, made, 0, keep_norm, kind & SCALED > 0 and r.dtype is wide and r.shape[0] <= MOST_SUBTRACTED)
         for one, r, made, kind in zip(rows, xs, found, kinds, strict=True)
     ]
 

@@ -68,23 +68,15 @@ def apply(
 ) -> Tensor:
     """`operation(x, weight, bias)`, bit for bit; the gradient of the weight will be conditioned.
 
-    Args:
-        operation: What the layer computes; where it is an `Operation`, its gradients can be had one by one.
-        x: What the layer received.
-        weight: As of `condition`, like `arrange` and `transposed`.
-        bias: One number per output.
-        layer: Which layer it is.
-        arrange: How the input becomes rows.
-        transposed: Whether dimension 0 of the weight holds the features.
-        outputs: How the gradient of the output becomes rows.
+    Where the layer computes an `Operation`, its gradients can be had one by one. `arrange` and `outputs` say how the input and
+    the gradient of the output become rows, `transposed` whether dimension 0 of the weight holds the features.
     """
     if traced.is_traced():
         return traced.apply(operation, x, weight, bias, layer, arrange, transposed, outputs)
-    run = layer.run
     if not (torch.is_grad_enabled() and weight.requires_grad):
-        if run.watch is not None and torch.is_grad_enabled():
-            run.watch.met_frozen(layer.name)
+        _met_frozen(layer)
         return operation(x, weight, bias)
+    run, shared = layer.run, layer.bucket
     use = _use_of(operation, x, weight, bias, layer, arrange, transposed, outputs)
     if run.row_observer is not None:
         observe(use)
@@ -93,29 +85,34 @@ def apply(
         _note(use, weight, bias, torch_private.saves_elsewhere())
         output: Tensor = torch_private.call(_Layer, x, weight, bias, operation, use)
         return output
-    if layer.bucket is not None and _shares_a_node(*layer.bucket, use, weight):
-        return _in_bucket(operation, x, weight, bias, use, *layer.bucket)
-    return _observed(operation(x, *_alone(use, weight, bias)), use, owns=False)
+    if shared is not None and _shares_a_node(shared, use, weight):
+        x = _as_multiplied(use, x) if torch_private.is_autocast_on() else x
+        use.wait()
+        output = operation(x, shared[0].take(use, weight, shared[1], hand_out), bias)
+        node = _node_of(output)
+        if node is not None:
+            node.metadata[Use] = use  # the graph of the call owns the use
+    else:
+        output = operation(x, *_alone(use, weight, bias))
+    return _shown(output, use) if run.conditions_outputs else output
 
 
-def _in_bucket(
-    operation: Forward, x: Tensor, weight: Tensor, bias: Tensor | None, use: Use, bucket: Bucket, number: int
-) -> Tensor:
-    """The layer's output by a name that the weight shares a node with."""
-    if torch_private.is_autocast_on():
-        x = _as_multiplied(use, x)
-    use.wait()
-    return _observed(operation(x, bucket.take(use, weight, number, hand_out), bias), use, owns=True)
+def _met_frozen(layer: ConditionedLayer) -> None:
+    watch = layer.run.watch
+    if watch is not None and torch.is_grad_enabled():
+        watch.met_frozen(layer.name)
 
 
-def _observed(output: Tensor, use: Use, *, owns: bool) -> Tensor:
-    """The output as it is. The node of the call owns the use, or for ζ shows it the gradient that comes back."""
-    # A view that is changed in place gets another node, and its base keeps the old one.
+def _node_of(output: Tensor) -> Any:
+    """The node of a call. A view that is changed in place gets another node, and its base keeps the old one."""
     base = torch_private.base(output)
-    node: Any = (output if base is None or base.grad_fn is None else base).grad_fn  # torch's types of `metadata` are wrong
-    if node is not None and owns:
-        node.metadata[Use] = use
-    if node is not None and use.layer.run.conditions_outputs:
+    return (output if base is None or base.grad_fn is None else base).grad_fn
+
+
+def _shown(output: Tensor, use: Use) -> Tensor:
+    """For ζ the gradient that comes back to the output is shown to the use."""
+    node = _node_of(output)
+    if node is not None:
         node.register_prehook(lambda gradients: keep_output_rows(use, gradients[0]))
     return output
 
@@ -219,9 +216,9 @@ def _is_split(operation: Forward, use: Use) -> bool:
     return options.few_rows and options.is_of_each_pass
 
 
-def _shares_a_node(bucket: Bucket, number: int, use: Use, weight: Tensor) -> bool:
+def _shares_a_node(place: tuple[Bucket, int], use: Use, weight: Tensor) -> bool:
     """Whether a weight may be in a bucket with others; if not, it has a node of its own."""
-    run = use.layer.run
+    (bucket, number), run = place, use.layer.run
     return (
         bucket.weights[number] is weight  # not parametrized, not FSDP2's, not swapped
         and (run.options.few_rows or _has_few_rows(use))

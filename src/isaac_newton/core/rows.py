@@ -69,10 +69,6 @@ def sequence(x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
     return x[None], x.dim() - 2
 
 
-#: Of a convolution's kernel, for the launch that averages what its taps see.
-_MOST_TAPS = 64
-
-
 class Rows(NamedTuple):
     """What feeds a conditioner."""
 
@@ -219,7 +215,7 @@ def _lane_of_patches(use: "Use", x: Tensor) -> str:
         return "torch"
     most = options.max_rows
     if options.sharing == "reduce":
-        few = (most is None or x.shape[0] <= most) and math.prod(patches.kernel) <= _MOST_TAPS
+        few = (most is None or x.shape[0] <= most) and math.prod(patches.kernel) <= kernels.MOST_TAPS
         return "tap means" if few else "torch"
     drawn = most is not None and patches.padding_mode == "zeros" and _geometry(patches, patches.batched(x).shape)[2] > most
     return "drawn patches" if drawn else "torch"

@@ -273,23 +273,22 @@ class Opening:
         """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
         self.bucket.close(self)
         result: list[Tensor | None] = [None] * len(gradients)
-        plain = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
-        uses = {number: self._use(number) for number in plain}
-        numbers = [number for number in plain if wanted[number]]
-        if not numbers:
+        here = [(number, self._use(number), gradient) for number, gradient in enumerate(gradients) if gradient is not None]
+        chosen = [each for each in here if wanted[each[0]]]
+        if not chosen:
             return result
-        run = uses[numbers[0]].layer.run
+        numbers, uses, plain = zip(*chosen, strict=True)
+        run = uses[0].layer.run
         started = run.clock.now() if run.clock.running else 0.0
-        with torch_private.full_precision(plain[numbers[0]]):
-            conditioned = _conditioned([uses[number] for number in numbers], [plain[number] for number in numbers])
-        keeps_graph = torch_private.keeps_graph()
-        for number, done in zip(numbers, conditioned, strict=True):
-            result[number] = done
-            if not keeps_graph:
-                uses[number].kept = None
+        with torch_private.full_precision(plain[0]):
+            for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
+                result[number] = done
+        if not torch_private.keeps_graph():
+            for number, use in zip(numbers, uses, strict=True):
+                use.kept = None
                 self.left.pop(number, None)
         # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
-        run.alone |= len(numbers) < len(plain)
+        run.alone |= len(chosen) < len(here)
         if started:
             run.clock.add(started)
         return result

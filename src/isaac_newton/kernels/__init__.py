@@ -12,8 +12,22 @@ from torch import Tensor
 
 from isaac_newton.torch_private import has_values, is_transformed
 
-__all__ = ["GRAM", "MULTIPLIED", "SCALED", "Inverted", "groupable", "is_differentiable"]
+__all__ = [
+    "GRAM",
+    "MOST_INVERTED",
+    "MOST_SMALL",
+    "MOST_SUBTRACTED",
+    "MOST_TAPS",
+    "MULTIPLIED",
+    "SCALED",
+    "Inverted",
+    "groupable",
+    "is_differentiable",
+]
 
+#: What the Triton kernels take, at most: taps of a convolution's kernel that are averaged, rows that are subtracted, and the
+#: smaller side of what one program or many invert. Larger ones are torch's.
+MOST_TAPS, MOST_SUBTRACTED, MOST_SMALL, MOST_INVERTED = 64, 256, 128, 1024
 #: Kinds of results that kernels are asked for: also the product with x; both times 1/(kλ); also the Gram matrix.
 MULTIPLIED, SCALED, GRAM = 1, 2, 4
 _PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)

@@ -17,7 +17,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.kernels import GRAM, MULTIPLIED, SCALED
+from isaac_newton.kernels import GRAM, MOST_SMALL, MULTIPLIED, SCALED
 from isaac_newton.kernels.tables import (
     TYPES,
     Grouped,
@@ -32,12 +32,10 @@ from isaac_newton.kernels.tables import (
     size_of,
 )
 
-__all__ = ["GRAM", "MOST", "MULTIPLIED", "PRECISIONS", "RELATIVE", "SCALED", "Small", "inverses", "least_pivot", "start_vector"]
+__all__ = ["GRAM", "MULTIPLIED", "PRECISIONS", "RELATIVE", "SCALED", "Small", "inverses", "least_pivot", "start_vector"]
 
 #: What a damping may be relative to.
 RELATIVE = {"": 0, "mean": 1, "largest": 2}
-#: Of the smaller side.
-MOST = 128
 #: Pivots that are swept at a time.
 _PIVOTS = 16
 #: Columns that a program multiplies at once, in the Gram matrix and in the product.
@@ -210,8 +208,8 @@ _PLANS: dict[Any, _Plan] = {}
 def _class(x: Tensor) -> tuple[torch.dtype, bool, bool, int]:
     """What the kernels are compiled for: type, which side is the smaller, alignment, and its size, padded."""
     rows, features = x.shape
-    if min(rows, features) > MOST:
-        raise ValueError(f"the smaller side must be at most {MOST}, got {rows} × {features}")
+    if min(rows, features) > MOST_SMALL:
+        raise ValueError(f"the smaller side must be at most {MOST_SMALL}, got {rows} × {features}")
     block = max(_PIVOTS, triton.next_power_of_2(min(rows, features)))
     return x.dtype, rows < features, is_aligned(x.data_ptr(), features), block
 

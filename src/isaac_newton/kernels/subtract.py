@@ -16,6 +16,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from isaac_newton.kernels import MOST_SUBTRACTED
 from isaac_newton.kernels.tables import (
     TYPES,
     Grouped,
@@ -30,10 +31,8 @@ from isaac_newton.kernels.tables import (
     size_of,
 )
 
-__all__ = ["MOST", "subtract", "subtract_at"]
+__all__ = ["subtract", "subtract_at"]
 
-#: Rows, at most.
-MOST = 256
 #: Outputs of a program, and features from which a program of the second launch subtracts.
 _OUTPUTS, _ACROSS = 64, 64
 #: Rows that are multiplied at once in small products.
@@ -102,8 +101,8 @@ class _Job:
     def __init__(self, gradient: Tensor, rows: int, result: Tensor, misaligned: int, keeps_norm: bool) -> None:
         self.outputs, self.features = gradient.shape
         self.rows = rows
-        if self.rows > MOST:
-            raise ValueError(f"at most {MOST} rows can be subtracted, got {self.rows}")
+        if self.rows > MOST_SUBTRACTED:
+            raise ValueError(f"at most {MOST_SUBTRACTED} rows can be subtracted, got {self.rows}")
         transposed = _is_transposed(gradient)
         other = 1 if transposed else 0
         self.stride, self.to_stride = gradient.stride(other), result.stride(other)
