@@ -54,11 +54,6 @@ class Conditioner:
         return self.found.inverse
 
     @property
-    def multiplied(self) -> Float[Tensor, "*groups rows in"] | None:
-        """P r."""
-        return self.found.multiplied
-
-    @property
     def damping(self) -> float | Tensor:
         """λ."""
         return self.found.damping

@@ -15,12 +15,12 @@ from torch.autograd.graph import Node
 from isaac_newton import torch_private
 from isaac_newton.core import traced
 from isaac_newton.core.beginning import begin, begin_all
-from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
+from isaac_newton.core.conditioner import Conditioner, multiply_own
 from isaac_newton.core.layer import ConditionedLayer
-from isaac_newton.core.operations import LINEAR, Operation
-from isaac_newton.core.outputs import condition_left, condition_outputs, keep_output_rows, output_conditioner
+from isaac_newton.core.operations import LINEAR, Operation, half_type
+from isaac_newton.core.outputs import condition_outputs, keep_output_rows, output_conditioner
 from isaac_newton.core.rows import PLAIN, Arrange, as_rows, cast, layout_of, rows, sequence
-from isaac_newton.core.use import Alone, Bucket, Use, has_own_form
+from isaac_newton.core.use import Alone, Bucket, Use, has_own_form, made_for, multiplied
 from isaac_newton.kernels import streams
 from isaac_newton.torch_private import full_precision
 
@@ -74,7 +74,7 @@ def apply(
     if traced.is_traced():
         return traced.apply(operation, x, weight, bias, layer, arrange, transposed, outputs)
     if not (torch.is_grad_enabled() and weight.requires_grad):
-        _met_frozen(layer)
+        layer.met_frozen()
         return operation(x, weight, bias)
     run, shared = layer.run, layer.bucket
     use = _use_of(operation, x, weight, bias, layer, arrange, transposed, outputs)
@@ -95,12 +95,6 @@ def apply(
     else:
         output = operation(x, *_alone(use, weight, bias))
     return _shown(output, use) if run.conditions_outputs else output
-
-
-def _met_frozen(layer: ConditionedLayer) -> None:
-    watch = layer.run.watch
-    if watch is not None and torch.is_grad_enabled():
-        watch.met_frozen(layer.name)
 
 
 def _node_of(output: Tensor) -> Any:
@@ -198,13 +192,11 @@ def _use_of(
 
 def _as_multiplied(use: Use, x: Tensor) -> Tensor:
     """The input in the type in which the layer will multiply it: autograd keeps that one, so the use need not keep another."""
-    if x.dtype is not torch.float32:
-        return x
-    kind = "cuda" if x.is_cuda else x.device.type
-    if not torch.is_autocast_enabled(kind):
+    half = half_type(x) if x.dtype is torch.float32 else None
+    if half is None:
         return x
     use.source = use.layer.run.source_of(x)
-    use.kept = x.to(torch.get_autocast_dtype(kind))
+    use.kept = x.to(half)
     return use.kept
 
 
@@ -293,7 +285,7 @@ class _Layer(torch.autograd.Function):
         ctx.operation, ctx.use, ctx.bias, ctx.dtypes = operation, use, bias, (x.dtype, weight.dtype)
         if use.layer.run.capture is not None:
             ctx.parameter = weight
-            half = _half_type(weight)
+            half = half_type(weight)
             if half is not None:
                 # As autocast has it, and then for the backward pass too: there it would be one more kernel in the chain.
                 x, weight = (x if use.own else cast(x, half)), cast(weight, half)
@@ -361,7 +353,7 @@ def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bo
         if run.conditions_outputs:
             run.enter_pass()
             g = condition_outputs(use, g)
-        made = use.conditioner()
+        (made,) = made_for([use])
         if started:
             started = run.clock.add(started)
         conditioned = multiply_own(g, made, plain)
@@ -384,14 +376,6 @@ def _collect(use: Use, g: Tensor) -> None:
             use.output = output_conditioner(use, g)
 
 
-def _half_type(weight: Tensor) -> torch.dtype | None:
-    """The type in which the layer will multiply by this weight if that has half precision, else None."""
-    kind, dtype = weight.device.type, weight.dtype
-    if torch_private.is_autocast_on() and torch.is_autocast_enabled(kind) and dtype is not torch.float64:
-        return torch.get_autocast_dtype(kind)
-    return dtype if dtype in (torch.bfloat16, torch.float16) else None
-
-
 def _beside(ctx: _Context, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
     """In a captured step: the gradients of weight and bias on a branch beside the chain of input gradients."""
     use, parameter, bias = ctx.use, ctx.parameter, ctx.bias
@@ -404,15 +388,9 @@ def _beside(ctx: _Context, g: Tensor, x: Tensor, weight: Tensor, needs_bias: boo
             grad_weight, grad_bias = _own_gradients(use, as_rows(g), x, parameter.dtype, joint)
         else:
             plain = cast(ctx.operation.weight_gradient(g, x, weight), parameter.dtype)
-            made = use.conditioner()
-            matrix = use.layout.matrix(plain, None, made.rows.groups)
-            left = [matrix]
             if run.conditions_outputs:
                 keep_output_rows(use, g)
-                left = condition_left([use], left, in_place=True)
-            (done,) = multiply(left, [made], in_place=True)
-            use.layer.saw(made, use.outputs, matrix, done, own=use.own)
-            grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None
+            grad_weight, grad_bias = multiplied(use, plain, None, in_place=True)
         grad_weight = streams.laid_out(grad_weight, parameter)
         if bias is not None and needs_bias and grad_bias is None:
             grad_bias = cast(ctx.operation.bias_gradient(g), bias.dtype)

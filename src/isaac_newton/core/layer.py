@@ -141,6 +141,11 @@ class ConditionedLayer:
             "isaac_newton.detach(model), and attach again afterwards"
         )
 
+    def met_frozen(self) -> None:
+        """It was called without a gradient for its weight: whoever watches may want to know, unless nobody wants any."""
+        if self.run.watch is not None and torch.is_grad_enabled():
+            self.run.watch.met_frozen(self.name)
+
     def fell_back(self, failures: int | Tensor = 1) -> None:
         """So many factorizations failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
         if isinstance(failures, Tensor):

@@ -18,7 +18,7 @@ from isaac_newton.core.outputs import condition_left
 from isaac_newton.core.rows import PLAIN, Arrange, Layout, Rows, of_all_ranks, rows, sequence
 from isaac_newton.kernels import streams
 
-__all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form"]
+__all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form", "made_for", "multiplied"]
 
 #: So many neighbouring weights have one node of the graph between them.
 BUCKET = 32
@@ -99,19 +99,6 @@ class Use:
             # So that many graphs that are alive are not looked through again and again.
             run.look_at = max(MOST_WAITING, 2 * len(run.waiting))
         run.waiting.append(weakref.ref(self))
-
-    def conditioner(self) -> Conditioner:
-        """That of the current pass. The first request of a pass computes those of all waiting uses."""
-        now = self.layer.run.enter_pass()
-        if torch.is_grad_enabled():
-            return conditioners([self])[0]  # with its graph
-        if self.made is None or (self.made_in != now and self.layer.run.capture is None):
-            self.compute(now)
-        made = self.made
-        assert made is not None
-        if self.layer.run.capture is None:
-            self.made = None  # a second pass through a kept graph asks anew
-        return made
 
     def compute(self, now: int) -> None:
         """The conditioners of all that wait on this device and stream, and came from this thread, in one go."""
@@ -237,23 +224,24 @@ class Alone:
                 use.layer.gather(use.slice, rows([use])[0], weight)
                 result = list(gradients)
             else:
-                result = list(self._multiplied(weight, bias)[: len(gradients)])
+                if use.made is not None and use.made_in < 0:
+                    streams.join(use.branch)  # in a captured step it was computed beside the forward pass
+                result = list(multiplied(use, weight, bias, in_place=False)[: len(gradients)])
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
         if started:
             clock.add(started)
         return result
 
-    def _multiplied(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-        use = self.use
-        if use.made is not None and use.made_in < 0:
-            streams.join(use.branch)  # in a captured step it was computed beside the forward pass
-        made = use.conditioner()
-        matrix = use.layout.matrix(weight, bias, made.rows.groups)
-        left = condition_left([use], [matrix], in_place=False) if use.layer.run.conditions_outputs else [matrix]
-        (done,) = multiply(left, [made], in_place=False)
-        use.layer.saw(made, use.outputs, matrix, done, own=use.own)
-        return use.layout.parts(done, weight, bias)
+
+def multiplied(use: Use, weight: Tensor, bias: Tensor | None, *, in_place: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient of one weight, and of the bias where that is conditioned with it; `in_place` allows to write to it."""
+    (made,) = made_for([use])
+    matrix = use.layout.matrix(weight, bias, made.rows.groups)
+    left = condition_left([use], [matrix], in_place=in_place) if use.layer.run.conditions_outputs else [matrix]
+    (done,) = multiply(left, [made], in_place=in_place)
+    use.layer.saw(made, use.outputs, matrix, done, own=use.own)
+    return use.layout.parts(done, weight, bias)
 
 
 class Opening:
@@ -316,7 +304,7 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
             assert use.slice is not None
             use.layer.gather(use.slice, found, gradient)
         return list(gradients)
-    made, run = _made(uses), uses[0].layer.run
+    made, run = made_for(uses), uses[0].layer.run
     matrices = [
         gradient if use.layout is PLAIN else use.layout.matrix(gradient, None, one.rows.groups)
         for use, one, gradient in zip(uses, made, gradients, strict=True)
@@ -331,19 +319,19 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
     return done
 
 
-def _made(uses: Sequence[Use]) -> list[Conditioner]:
-    """`Use.conditioner` of each, with the questions about torch's state asked once."""
-    run = uses[0].layer.run
-    if torch.is_grad_enabled() or run.capture is not None:
-        return [use.conditioner() for use in uses]
+def made_for(uses: Sequence[Use]) -> list[Conditioner]:
+    """Those of the current pass. The first request of a pass computes those of all waiting uses."""
+    run, result = uses[0].layer.run, []
     now = run.enter_pass()
-    result = []
+    if torch.is_grad_enabled():
+        return [conditioners([use])[0] for use in uses]  # with their graphs
     for use in uses:
-        if use.made is None or use.made_in != now:
+        if use.made is None or (use.made_in != now and run.capture is None):
             use.compute(now)
         assert use.made is not None
         result.append(use.made)
-        use.made = None  # a second pass through a kept graph asks anew
+        if run.capture is None:
+            use.made = None  # a second pass through a kept graph asks anew
     return result
 
 
