@@ -22,6 +22,7 @@ __all__ = [
     "call",
     "convolution_gradients",
     "current_pass",
+    "detached",
     "differentiates_forward",
     "first_global_row",
     "full_precision",
@@ -109,6 +110,15 @@ def differentiates_forward() -> bool:
 
 #: How often a tensor was changed in place.
 version: Callable[[Tensor], int] = attrgetter("_version")
+
+
+def detached(x: Tensor) -> Tensor:
+    """The tensor without its graph, also where torch is tracing something else at this moment: graphs may go anywhere."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), temporarily_clear_interpreter_stack():
+        return x.detach()
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:

@@ -67,7 +67,7 @@ class Use:
         """The graph of the call is gone. What is left of it may still be differentiated, as a gradient that was kept."""
         if self.opening is not None and self.kept is not None:
             opening, place = self.opening
-            x = self.kept.detach()  # with its graph it would hold the node, and nobody would free that circle
+            x = torch_private.detached(self.kept)  # a graph would hold the node: nobody would free that circle
             opening.left[place] = Use(self.layer, self.layout, x, self.mask, self.own, self.outputs, self.slice, self.where)
 
     @property
