@@ -48,6 +48,8 @@ def attach(
     when: When = "backward",
     decay: float = 0.0,
     refresh: int = 1,
+    gather: int | None = None,
+    warm_up: int = 0,
     power: float = 1.0,
     process_group: "ProcessGroup | None" = None,
 ) -> "Handle":
@@ -86,6 +88,9 @@ def attach(
             or `Handle.step`.
         decay: With "step", the share of the running average of the curvature that a step keeps; 0 for no average.
         refresh: With "step", renew the inverse every so many steps.
+        gather: With "step" and `decay`, gather rows in the last so many of every `refresh` steps only. None: in each step.
+        warm_up: With "step" and `decay`, the first so many steps only gather: they drop the model's gradients, so that the
+            optimizer changes nothing, and count as steps.
         power: With "step", the exponent $p$ of $(I + a^\top a/(bλ))^{-p}$: 1 is ISAAC, ½ whitens halfway, 0 is the gradient.
         process_group: Processes (of `torch.distributed`) whose batches count as one. With "backward", None conditions each
             rank by its own batch; with "step", None is the default group, because ranks share one gradient there.
@@ -112,6 +117,8 @@ def attach(
         when=when,
         decay=decay,
         refresh=refresh,
+        gather=gather,
+        warm_up=warm_up,
         power=power,
         ranks=Ranks(process_group, aside=when == "backward") if when == "step" or process_group is not None else None,
     )

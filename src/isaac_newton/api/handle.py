@@ -312,6 +312,11 @@ class Handle:
         if counts:
             self._run.count_step(optimizer)
         condition_gradients(self._sites, only)
+        if self._run.is_warming_up:
+            chosen = None if only is None else {id(parameter) for parameter in only}
+            for parameter in self._model.parameters():
+                if chosen is None or id(parameter) in chosen:
+                    parameter.grad = None  # an optimizer leaves such a parameter alone, weight decay included
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: counters, the damping if it is a number, and running averages; for `torch.save`."""

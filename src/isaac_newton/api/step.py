@@ -57,7 +57,10 @@ def condition_gradients(sites: Mapping[str, ConditionedLayer], only: Iterable[Te
             strange.append(child(weight.site.name, weight.name))
         elif grown:
             for where, moment in weight.gathering.moments.items():
-                _condition(where, moment, weight.site)
+                if run.is_warming_up:
+                    moment.take_in(run.options.decay)
+                else:
+                    _condition(where, moment, weight.site)
         weight.gathering.consume()
     if strange:
         run.warn_about_strange(strange)
@@ -211,10 +214,11 @@ def _eigenvalues(conditioner: Tensor, damping: float | Tensor, power: float) -> 
 def _renew(moment: Moment, site: ConditionedLayer) -> None:
     """Make the conditioner for this step, unless the last one still serves."""
     options = site.run.options
-    mean = moment.mean(options.decay) if moment.gathered or options.decay else None
-    if moment.conditioner is not None and moment.age < options.refresh:
+    moment.take_in(options.decay)
+    if moment.is_made and moment.age < options.refresh:
         moment.age += 1
         return
+    mean = moment.mean()
     if mean is None:
         return
     diagonal = mean.dim() == 1
@@ -223,8 +227,8 @@ def _renew(moment: Moment, site: ConditionedLayer) -> None:
         damping = relative_damping((mean if diagonal else mean.diagonal(dim1=-2, dim2=-1)).mean(), damping)
     elif relative:
         damping = relative_damping((mean if diagonal else equations.largest_eigenvalue(mean)).amax(), damping)
-    moment.age, moment.damping = 1, damping
-    if options.power == 0 or (isinstance(damping, float) and damping == math.inf):
+    moment.age, moment.damping = 1, math.inf if options.power == 0 else damping
+    if isinstance(moment.damping, float) and moment.damping == math.inf:
         moment.conditioner = None
     elif diagonal:
         moment.conditioner = (1 + mean / damping).pow(-options.power)

@@ -5,7 +5,8 @@ The rows of a pass wait until the parameter has received its gradient in that pa
 
 import functools
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,25 @@ from isaac_newton import torch_private
 from isaac_newton.core.distributed import is_sharded
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
+from isaac_newton.core.rows import rows
 
-__all__ = ["Gathering"]
+if TYPE_CHECKING:
+    from isaac_newton.core.use import Use
+
+__all__ = ["Gathering", "gather"]
+
+
+def gather(uses: "Sequence[Use]", gradients: Sequence[Tensor]) -> None:
+    """Form the rows of these uses and keep them for the step, unless it will not look at them; gradients stay as they are."""
+    here = []
+    for use, gradient in zip(uses, gradients, strict=True):
+        assert use.slice is not None
+        if use.layer.rests(use.slice):
+            use.layer.pass_by(use.slice, gradient)
+        else:
+            here.append((use, use.slice, gradient))
+    for (use, where, gradient), found in zip(here, rows([use for use, _, _ in here]) if here else [], strict=True):
+        use.layer.gather(where, found, gradient)
 
 
 class Gathering:

@@ -231,7 +231,21 @@ class ConditionedLayer:
     def gathers(self, moment: Moment | None) -> bool:
         """Whether the next step will look at what the backward passes before it gather."""
         options = self.run.options
-        return options.decay > 0 or moment is None or moment.conditioner is None or moment.age >= options.refresh
+        return moment is None or not moment.is_made or moment.age > options.refresh - options.gathered_steps
+
+    def rests(self, where: WeightSlice) -> bool:
+        """Whether the next step will not look at the rows of this matrix, so that they need not be formed."""
+        moments = self.gathering(where.parameter).moments
+        known = [moment for place, moment in moments.items() if place._replace(groups=where.groups) == where]
+        return bool(known) and not any(self.gathers(moment) for moment in known)
+
+    def pass_by(self, where: WeightSlice, gradient: Tensor) -> None:
+        """Note that a gradient came whose rows are not looked at."""
+        self.run.enter_pass()
+        self.gathering(where.parameter).enter(self.module.get_parameter(where.parameter))
+        self.statistics.note_pass(self.run.backward_passes)
+        if self.left is not None:
+            self.left.append(gradient)
 
 
 def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:

@@ -1,5 +1,6 @@
 """The curvature that one weight gathers over micro-batches, ranks and steps, for `when="step"`."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -54,6 +55,11 @@ class Moment:
     def gathered(self) -> bool:
         """Whether there is anything new since the last step."""
         return bool(self.rows) or self.sum is not None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether a conditioner is there for the next step, if only that of λ = ∞, which is none."""
+        return self.conditioner is not None or (isinstance(self.damping, float) and self.damping == math.inf)
 
     def add_rows(self, r: Float[Tensor, "groups rows features"], *, keep: bool) -> None:
         """Gather rows; with `keep` as copies of them, as long as they are fewer than features."""
@@ -118,17 +124,21 @@ class Moment:
         """Forget what was gathered; the average stays."""
         self.rows, self.sum, self.count = [], None, 0
 
-    def mean(self, decay: float) -> Tensor | None:
-        """The second moment, averaged over steps: takes in what was gathered, unless that is not finite."""
+    def take_in(self, decay: float) -> None:
+        """What was gathered enters the average, unless it is not finite."""
         total = self.product()
-        if total is not None:
-            fresh = total / self.count
-            finite = fresh.isfinite().all()
-            if self.average is None or self.weight is None:
-                self.average, self.weight = torch.zeros_like(fresh), fresh.new_zeros(())
-            # Nothing here waits for the device.
-            self.average = torch.where(finite, self.average.lerp(fresh, 1 - decay), self.average)
-            self.weight = torch.where(finite, decay * self.weight + (1 - decay), self.weight)
+        if total is None:
+            return
+        fresh = total / self.count
+        finite = fresh.isfinite().all()
+        if self.average is None or self.weight is None:
+            self.average, self.weight = torch.zeros_like(fresh), fresh.new_zeros(())
+        # Nothing here waits for the device.
+        self.average = torch.where(finite, self.average.lerp(fresh, 1 - decay), self.average)
+        self.weight = torch.where(finite, decay * self.weight + (1 - decay), self.weight)
+
+    def mean(self) -> Tensor | None:
+        """The second moment, averaged over steps; None before the first."""
         if self.average is None or self.weight is None:
             return None
         return self.average / self.weight.clamp_min(torch.finfo(self.weight.dtype).tiny)

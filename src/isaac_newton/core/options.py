@@ -68,6 +68,8 @@ class Options:
     when: When = "backward"
     decay: float = 0.0
     refresh: int = 1
+    gather: int | None = None
+    warm_up: int = 0
     power: float = 1.0
     ranks: Ranks | None = None
     keep_norm: bool = False
@@ -88,11 +90,30 @@ class Options:
             check_count("max_rows", self.max_rows)
         _check_share("decay", self.decay, below_one=True)
         _check_share("power", self.power)
-        if self.when == "backward" and (self.decay, self.refresh, self.power) != (0.0, 1, 1.0):
+        check_count("warm_up", self.warm_up, 0)
+        running = {name: getattr(self, name) for name in ("decay", "refresh", "gather", "warm_up", "power")}
+        if self.when == "backward" and tuple(running.values()) != (0.0, 1, None, 0, 1.0):
+            given = ", ".join(f"{name}={value}" for name, value in running.items())
+            raise ValueError(f"decay, refresh, gather, warm_up and power are for when='step', got {given} with when='backward'")
+        self._check_gather()
+
+    def _check_gather(self) -> None:
+        """Refuse to gather what nobody would look at."""
+        if self.gather is not None and check_count("gather", self.gather) > self.refresh:
             raise ValueError(
-                f"decay, refresh and power are for when='step', got decay={self.decay}, refresh={self.refresh}, "
-                f"power={self.power} with when='backward'"
+                f"gather says in how many of the last of every {self.refresh} steps rows are gathered: it must be at most "
+                f"refresh={self.refresh}, got {self.gather}"
             )
+        if self.decay == 0 and (self.warm_up or (self.gather or 1) > 1):
+            raise ValueError(
+                f"gather={self.gather} and warm_up={self.warm_up} fill an average, and decay=0 keeps none: give a decay above "
+                "0, such as 0.95"
+            )
+
+    @property
+    def gathered_steps(self) -> int:
+        """In how many of every `refresh` steps rows are gathered, the last ones: what no average keeps is not gathered."""
+        return self.gather or (self.refresh if self.decay else 1)
 
     @property
     def keeps_rows(self) -> bool:
@@ -224,6 +245,11 @@ class Run:
     def step(self) -> int:
         """Backward passes before the current one, or steps before the current one."""
         return max((self.steps if self.options.when == "step" else self.backward_passes) - 1, 0)
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether the current step only gathers."""
+        return self.steps <= self.options.warm_up
 
     @property
     def seed(self) -> int | Tensor:

@@ -102,14 +102,16 @@ def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tenso
 def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tensor:
     layer: Any = site.module
     run = site.run
+    where = site.slice(layer.weight)
+    if where is not None and run.row_observer is None and site.rests(where._replace(groups=0)):
+        site.pass_by(where, g)
+        return g
     counts = _counts(input, mask, site)
     if run.row_observer is not None:
         run.row_observer(site, counts)
         return g
     site.statistics.note_counts(run.backward_passes, input.numel(), layer.embedding_dim)
-    if run.options.when == "step":
-        where = site.slice(layer.weight)
-        assert where is not None
+    if where is not None:
         moment = site.moment(where._replace(groups=0))
         if moment is not None:
             moment.add_counts(counts)

@@ -1,0 +1,249 @@
+"""Running curvature: rows gathered in some of the steps only, steps that only gather, and what layers share."""
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import definition
+import isaac_newton as isaac
+from isaac_newton.core import gathering, moments
+from reference import assert_close
+
+RATE = 0.05
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 9), nn.Tanh(), nn.Linear(9, 3)).double()
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(100 + step)
+    return torch.randn(8, 2, 6, 6, dtype=torch.float64, generator=random), torch.randint(3, (8,), generator=random)
+
+
+class Defined:
+    """Training by the definition: sums over rows written out, a dense inverse, and no optimizer."""
+
+    def __init__(self, damping: float, decay: float, refresh: int, gather: int, warm_up: int, power: float = 1.0) -> None:
+        self.model, self.damping, self.decay, self.power = network(), damping, decay, power
+        self.refresh, self.gather, self.warm_up, self.steps = refresh, gather, warm_up, 0
+        self.layers = [layer for layer in self.model if hasattr(layer, "weight")]
+        self.inputs: dict[nn.Module, list[Tensor]] = {layer: [] for layer in self.layers}
+        self.average: dict[nn.Module, Any] = dict.fromkeys(self.layers, 0.0)
+        self.weight, self.conditioner = 0.0, {}
+        for layer in self.layers:
+            layer.register_forward_pre_hook(lambda layer, args: self.inputs[layer].append(args[0].detach()))
+
+    def gathers(self) -> bool:
+        """Step 0 is the first after the warm-up, and renews; from then on the last steps of each `refresh` gather."""
+        step = self.steps - self.warm_up
+        return step <= 0 or (step - 1) % self.refresh >= self.refresh - self.gather
+
+    def step(self, parts: int) -> None:
+        x, y = batch(self.steps)
+        self.model.zero_grad()
+        for part_x, part_y in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            (F.cross_entropy(self.model(part_x), part_y) / parts).backward()
+        if self.gathers():
+            self.weight = self.decay * self.weight + 1 - self.decay
+            for layer, seen in self.inputs.items():
+                r = torch.cat([definition.rows(layer, x, "expand") for x in seen])
+                self.average[layer] = self.decay * self.average[layer] + (1 - self.decay) * r.T @ r / len(r)
+        for seen in self.inputs.values():
+            seen.clear()
+        step, self.steps = self.steps - self.warm_up, self.steps + 1
+        if step < 0:
+            return
+        if step % self.refresh == 0:
+            for layer in self.layers:
+                values, vectors = torch.linalg.eigh(self.average[layer] / self.weight)
+                self.conditioner[layer] = vectors * (1 + values / self.damping).pow(-self.power) @ vectors.T
+        with torch.no_grad():
+            for layer in self.layers:
+                layer.bias -= RATE * layer.bias.grad
+                layer.weight -= RATE * (layer.weight.grad.flatten(1) @ self.conditioner[layer]).view_as(layer.weight)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, parts: int = 1) -> None:
+    for step in steps:
+        x, y = batch(step)
+        optimizer.zero_grad()
+        for part_x, part_y in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            (F.cross_entropy(model(part_x), part_y) / parts).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    ("refresh", "gather", "warm_up", "power"),
+    [(5, 2, 0, 1.0), (5, 1, 3, 1.0), (4, 4, 2, 0.5), (1, 1, 4, 1.0), (6, 3, 5, 0.5)],
+)
+def test_gathering_in_the_last_steps_after_a_warm_up_is_what_it_is_defined_to_be(
+    refresh, gather, warm_up, power, parts
+) -> None:
+    defined = Defined(0.2, 0.8, refresh, gather, warm_up, power)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    options = {"refresh": refresh, "gather": gather, "warm_up": warm_up, "power": power}
+    isaac.attach(model, damping=0.2, when="step", decay=0.8, **options).bind(optimizer)
+    train(model, optimizer, range(17), parts)
+    for _ in range(17):
+        defined.step(parts)
+    initial = network()
+    for ours, theirs, before in zip(model.parameters(), defined.model.parameters(), initial.parameters(), strict=True):
+        assert_close(ours - before, theirs - before)
+
+
+def test_a_step_that_does_not_gather_forms_no_rows(monkeypatch) -> None:
+    formed: list[int] = []
+    real = gathering.rows
+    monkeypatch.setattr(gathering, "rows", lambda uses: formed.append(len(uses)) or real(uses))
+    parts = {"tokens": nn.Embedding(7, 6), "gru": nn.GRU(6, 6, batch_first=True)}
+    model = nn.ModuleDict({**parts, "head": nn.Linear(6, 3), "conv": nn.Conv1d(6, 4, 2)})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    handle = isaac.attach(model, damping=0.2, when="step", decay=0.8, refresh=4, gather=1).bind(optimizer)
+    seen = []
+    for _ in range(9):
+        formed.clear()
+        optimizer.zero_grad()
+        hidden, _ = model["gru"](model["tokens"](torch.randint(7, (3, 5))))
+        (model["head"](hidden).square().mean() + model["conv"](hidden.mT).square().mean()).backward()
+        gathered = [m.gathered for site in handle._sites.values() for g in site.gatherings.values() for m in g.moments.values()]
+        seen.append((sum(formed), set(gathered)))
+        optimizer.step()
+        assert "not seen" not in str(handle)
+    assert [rows for rows, _ in seen] == [4, 0, 0, 0, 4, 0, 0, 0, 4]
+    assert [gathered for _, gathered in seen] == [{True}, {False}, {False}, {False}] * 2 + [{True}]
+
+
+def test_a_step_between_two_renewals_looks_at_no_average(monkeypatch) -> None:
+    asked = []
+    real = moments.Moment.mean
+    monkeypatch.setattr(moments.Moment, "mean", lambda self: asked.append(self) or real(self))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    isaac.attach(model, damping=0.2, when="step", decay=0.8, refresh=4, gather=2).bind(optimizer)
+    counts = []
+    for step in range(6):
+        train(model, optimizer, range(step, step + 1))
+        counts.append(len(asked))
+    assert counts == [3, 3, 3, 3, 6, 6]
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_warm_up_changes_nothing_but_the_average_of_the_first_step(make) -> None:
+    model = network()
+    optimizer = make(model.parameters(), 0.1, weight_decay=0.3)
+    handle = isaac.attach(model, damping=0.2, when="step", decay=0.8, warm_up=3).bind(optimizer)
+    before = copy.deepcopy(model.state_dict())
+    train(model, optimizer, range(3))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not optimizer.state
+    assert handle.steps == 3
+    train(model, optimizer, range(3, 4))
+    assert not any(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_warm_up_by_hand_and_with_a_closure_leaves_the_weights_alone() -> None:
+    for by_hand in (True, False):
+        model, (x, y) = network(), batch(0)
+        before = copy.deepcopy(model.state_dict())
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+        handle = isaac.attach(model, damping=0.2, when="step", decay=0.8, warm_up=1)
+        if not by_hand:
+            handle.bind(optimizer)
+
+        def closure(model=model, x=x, y=y, handle=handle, by_hand=by_hand) -> Tensor:
+            model.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            if by_hand:
+                handle.step()
+            return loss
+
+        closure() if by_hand else optimizer.step(closure)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_two_optimizers_warm_up_together() -> None:
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    first, second = (torch.optim.SGD(part.parameters(), RATE) for part in (model[:3], model[3:]))
+    handle = isaac.attach(model, damping=0.2, when="step", decay=0.8, warm_up=2).bind(first).bind(second)
+    for step in range(3):
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        x, y = batch(step)
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        first.step()
+        second.step()
+    assert handle.steps == 3
+    assert not any(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("at", [2, 6, 9, 13])
+def test_a_resume_within_the_warm_up_and_within_a_period_is_bit_identical(tmp_path, at) -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, isaac.Handle]:
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        options = {"decay": 0.8, "refresh": 5, "gather": 2, "warm_up": 4}
+        return model, optimizer, isaac.attach(model, damping=0.2, when="step", **options).bind(optimizer)
+
+    model, optimizer, handle = make()
+    train(model, optimizer, range(at))
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "isaac": handle.state_dict()}
+    torch.save(states, tmp_path / "checkpoint.pt")
+    train(model, optimizer, range(at, 20))
+    resumed, other, new = make()
+    saved = torch.load(tmp_path / "checkpoint.pt")
+    resumed.load_state_dict(saved["model"])
+    other.load_state_dict(saved["optimizer"])
+    new.load_state_dict(saved["isaac"])
+    train(resumed, other, range(at, 20))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("options", [{"damping": math.inf}, {"damping": 0.2, "power": 0}])
+def test_where_nothing_is_conditioned_rows_are_gathered_as_rarely(options) -> None:
+    model = network()
+    plain = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(m.parameters(), RATE) for m in (model, plain)]
+    handle = isaac.attach(model, when="step", decay=0.8, refresh=4, gather=1, **options).bind(optimizers[0])
+    averages = []
+    for step in range(9):
+        for m, optimizer in zip((model, plain), optimizers, strict=True):
+            train(m, optimizer, range(step, step + 1))
+        averages.append(next(iter(handle.state_dict()["curvature"]["3"].values()))["average"])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    changed = [not torch.equal(before, after) for before, after in itertools.pairwise(averages)]
+    assert changed == [False, False, False, True] * 2
+
+
+def test_the_report_names_what_was_asked_for() -> None:
+    handle = isaac.attach(network(), damping=0.2, when="step", decay=0.8, refresh=5, gather=2, warm_up=4)
+    assert "refresh=5, gather=2, warm_up=4" in str(handle)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gather": 2}, "gather=2, warm_up=0, power=1.0 with when='backward'"),
+        ({"warm_up": 2}, "gather=None, warm_up=2, power=1.0 with when='backward'"),
+        ({"when": "step", "decay": 0.9, "gather": 2}, "at most refresh=1, got 2"),
+        ({"when": "step", "decay": 0.9, "gather": 0}, "gather must be a whole number >= 1, got 0"),
+        ({"when": "step", "decay": 0.9, "warm_up": -1}, "warm_up must be a whole number >= 0, got -1"),
+        ({"when": "step", "warm_up": 5}, "warm_up=5 fill an average, and decay=0 keeps none"),
+        ({"when": "step", "refresh": 5, "gather": 2}, "gather=2 and warm_up=0 fill an average"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        isaac.attach(network(), damping=0.1, **options)
