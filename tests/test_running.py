@@ -247,3 +247,137 @@ def test_the_report_names_what_was_asked_for() -> None:
 def test_options_that_cannot_be_meant_are_refused(options, message) -> None:
     with pytest.raises(ValueError, match=message):
         isaac.attach(network(), damping=0.1, **options)
+
+
+class Attention(nn.Module):
+    """Layers of their own and packed weights that receive one tensor, and one that receives another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(6, 6) for _ in range(3))
+        self.packed = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+        return self.head(self.packed(x, x, x, need_weights=False)[0]).mean(1)
+
+
+def attention() -> Attention:
+    torch.manual_seed(1)
+    return Attention().double()
+
+
+def attend(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, parts: int = 1) -> None:
+    for step in steps:
+        random = torch.Generator().manual_seed(step)
+        x, y = torch.randn(6, 5, 6, dtype=torch.float64, generator=random), torch.randint(3, (6,), generator=random)
+        optimizer.zero_grad()
+        for part_x, part_y in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            F.cross_entropy(model(part_x), part_y).backward()
+        optimizer.step()
+
+
+def lasting(handle: isaac.Handle) -> tuple[int, int]:
+    """How many averages and conditioners there are, and how many of them are tensors of their own."""
+    kept = [m for site in handle._sites.values() for g in site.gatherings.values() for m in g.moments.values()]
+    tensors = [tensor for m in kept for tensor in (m.average, m.conditioner) if tensor is not None]
+    return len(tensors), len({tensor.data_ptr() for tensor in tensors})
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{"decay": 0.8, "refresh": 3, "gather": 2, "warm_up": 2}, {"max_rows": 4, "decay": 0.5}, {}]
+)
+def test_layers_with_one_input_have_one_second_moment(options, parts, monkeypatch) -> None:
+    shared, alone = attention(), attention()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (shared, alone)]
+    handle = isaac.attach(shared, damping=0.2, when="step", **options).bind(optimizers[0])
+    torch.manual_seed(5)
+    attend(shared, optimizers[0], range(9), parts)
+    if options:
+        expected = (12, 8) if "refresh" in options else (6, 4)  # q, k and v; the packed three; its output; the head
+        assert lasting(handle) == expected
+    monkeypatch.setattr(moments.Moment, "made_of", lambda self: (id(self),))
+    apart = isaac.attach(alone, damping=0.2, when="step", **options).bind(optimizers[1])
+    torch.manual_seed(5)
+    attend(alone, optimizers[1], range(9), parts)
+    assert lasting(apart)[0] == lasting(handle)[0]
+    assert all(torch.equal(a, b) for a, b in zip(shared.parameters(), alone.parameters(), strict=True))
+
+
+def test_one_input_is_multiplied_by_itself_once(monkeypatch) -> None:
+    made = []
+    real = moments.Moment.of_rows.__func__
+    of_rows = classmethod(lambda cls, *args, **options: made.append(args[0]) or real(cls, *args, **options))
+    monkeypatch.setattr(moments.Moment, "of_rows", of_rows)
+    model = attention()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    isaac.attach(model, damping=0.2, when="step", decay=0.8).bind(optimizer)
+    attend(model, optimizer, range(1))
+    assert len(made) == 4
+
+
+def test_what_is_shared_stays_so_over_a_checkpoint(tmp_path) -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, isaac.Handle]:
+        model = attention()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return model, optimizer, isaac.attach(model, damping=0.2, when="step", decay=0.8, refresh=5).bind(optimizer)
+
+    model, optimizer, handle = make()
+    attend(model, optimizer, range(7))
+    torch.save({"model": model.state_dict(), "isaac": handle.state_dict()}, tmp_path / "checkpoint.pt")
+    attend(model, optimizer, range(7, 14))
+    resumed, other, new = make()
+    saved = torch.load(tmp_path / "checkpoint.pt")
+    resumed.load_state_dict(saved["model"])
+    new.load_state_dict(saved["isaac"])
+    assert lasting(new) == (12, 8)
+    attend(resumed, other, range(7, 14))
+    assert lasting(new) == (12, 8)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+
+
+def test_layers_part_when_they_no_longer_receive_the_same() -> None:
+    class Parting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            return self.one(x) + self.two(other)
+
+    torch.manual_seed(1)
+    model, alone = Parting().double(), nn.Linear(6, 3).double()
+    handle = isaac.attach(model, damping=0.2, when="step", decay=0.5)
+    second = isaac.attach(alone, damping=0.2, when="step", decay=0.5)
+    for step in range(4):
+        x, other = torch.randn(2, 5, 6, dtype=torch.float64)
+        model.zero_grad()
+        alone.zero_grad()
+        other = x if step < 2 else other
+        model(x, other).sum().backward()
+        alone(other).sum().backward()
+        handle.step()
+        second.step()
+        assert_close(model.two.weight.grad, alone.weight.grad)
+        assert lasting(handle) == (2, 1 if step < 2 else 2)
+
+
+def test_rows_that_a_mask_leaves_out_do_not_count_on_a_gpu_either(monkeypatch) -> None:
+    """There they are zeros, because nothing may wait for their number."""
+    torch.manual_seed(0)
+    x, mask = torch.randn(3, 5, 4, dtype=torch.float64), torch.rand(3, 5) > 0.4
+    gradients = []
+    for may_look in (True, False):
+        monkeypatch.setattr("isaac_newton.core.rows._may_look", lambda use, may_look=may_look: may_look)
+        for decay in (0.0, 0.5):
+            torch.manual_seed(0)
+            layer = nn.Linear(4, 3, bias=False).double()
+            handle = isaac.attach(layer, damping=0.2, when="step", decay=decay)
+            handle.mask = mask
+            layer(x).square().sum().backward()
+            handle.step()
+            gradients.append(layer.weight.grad)
+    for gradient in gradients[1:]:
+        assert_close(gradient, gradients[0])

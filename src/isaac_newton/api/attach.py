@@ -14,9 +14,10 @@ from isaac_newton.api.masks import hook_models, unhook_models
 from isaac_newton.api.tied import apart
 from isaac_newton.api.watch import Watch, listed
 from isaac_newton.core import use
+from isaac_newton.core.checks import check_choice
 from isaac_newton.core.distributed import Ranks
 from isaac_newton.core.layer import ConditionedLayer, child, live_layers
-from isaac_newton.core.options import BiasMode, Options, OutputCurvature, OutputDamping, Run, Sharing, When, check_choice
+from isaac_newton.core.options import BiasMode, Options, OutputCurvature, OutputDamping, Run, Sharing, When
 from isaac_newton.layers import Registration, find
 from isaac_newton.math.damping import Damping, check
 

@@ -16,9 +16,10 @@ from isaac_newton.api.binding import steppers
 from isaac_newton.api.masks import positions, unhook_models
 from isaac_newton.api.step import condition_gradients
 from isaac_newton.api.watch import Watch, listed
+from isaac_newton.core.checks import check_count
 from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer
-from isaac_newton.core.options import OutputDamping, Run, check_count, is_kfac
+from isaac_newton.core.options import OutputDamping, Run, is_kfac
 from isaac_newton.core.statistics import Statistics
 from isaac_newton.math.damping import Damping, check
 from isaac_newton.math.equations import precise

@@ -4,11 +4,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from isaac_newton.core.checks import check_choice, check_count
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import Moment, WeightSlice
-from isaac_newton.core.options import Run, check_choice, check_count
+from isaac_newton.core.options import Run
 from isaac_newton.math.damping import Damping, Relative, RelativeTo, check
 
 __all__ = ["load", "saved"]
@@ -80,13 +82,15 @@ def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state:
             RuntimeWarning,
             stacklevel=3,
         )
+    moved: dict[torch.device, dict[int, Tensor]] = {}
     for name, site in sites.items():
         for gathering in site.gatherings.values():
             gathering.moments = {}
         for where, each in curvatures.get(name, {}).items():
             place = WeightSlice(*where)
             site.gathering(place.parameter).moments[place] = moment = Moment()
-            moment.load(each, device=next(site.module.parameters()).device)
+            device = next(site.module.parameters()).device
+            moment.load(each, device, moved.setdefault(device, {}))
 
 
 def _relative_to(damping: Damping) -> RelativeTo:

@@ -1,16 +1,18 @@
 """Right before an optimizer's step, with `when="step"`: every gradient is conditioned by what its weight has gathered."""
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from isaac_newton import torch_private
-from isaac_newton.core.conditioner import invert, multiply
+from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.distributed import Ranks, first_row, is_sharded, keep_own_part, local, sum_over_shards, whole
 from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer, child
@@ -28,6 +30,15 @@ FLOAT32_TRACE = 512.0
 _LOST, _CHECKED = 1e-2, 64
 #: Called with a gradient before and after.
 Inspect: TypeAlias = Callable[[Tensor, Tensor], None]
+
+
+class _Matrix(NamedTuple):
+    """A matrix of a parameter at the step, and what is known of its inputs."""
+
+    where: WeightSlice
+    moment: Moment
+    site: ConditionedLayer
+    parameter: Tensor
 
 
 class _Weight(NamedTuple):
@@ -50,17 +61,20 @@ def condition_gradients(sites: Mapping[str, ConditionedLayer], only: Iterable[Te
     weights = _weights(sites, chosen)
     due = [_is_due(weight) for weight in weights]
     if ranks is not None:
-        due = _sum_over(weights, due, ranks)
+        # What is due on one rank is due on all.
+        flags = [bool(flag) for flag in ranks.largest([float(flag) for pair in due for flag in pair])]
+        due = list(zip(flags[::2], flags[1::2], strict=True))
     strange = [] if ranks is not None else _unseen(sites, chosen)
-    for weight, (grown, explained) in zip(weights, due, strict=True):
-        if not explained:
-            strange.append(child(weight.site.name, weight.name))
-        elif grown:
-            for where, moment in weight.gathering.moments.items():
-                if run.is_warming_up:
-                    moment.take_in(run.options.decay)
-                else:
-                    _condition(where, moment, weight.site)
+    strange += [child(one.site.name, one.name) for one, (_, explained) in zip(weights, due, strict=True) if not explained]
+    for same in _alike([weight for weight, ready in zip(weights, due, strict=True) if all(ready)], ranks):
+        if ranks is not None and same[0].site.gathers(same[0].moment):
+            same[0].moment.sum_over(ranks, same[0].parameter.device)
+        if run.is_warming_up:
+            same[0].moment.take_in(run.options.decay)
+            _follow(same)
+        else:
+            _condition(same)
+    for weight in weights:
         weight.gathering.consume()
     if strange:
         run.warn_about_strange(strange)
@@ -141,51 +155,74 @@ def _check_replicas(parameters: Iterable[Tensor], ranks: Ranks) -> None:
         )
 
 
-def _sum_over(weights: Sequence[_Weight], due: Sequence[tuple[bool, bool]], ranks: Ranks) -> list[tuple[bool, bool]]:
-    """Sum what the ranks have gathered. What is due on one rank is due on all."""
-    flags = [bool(flag) for flag in ranks.largest([float(flag) for pair in due for flag in pair])]
-    everywhere = list(zip(flags[::2], flags[1::2], strict=True))
-    for weight, (grown, explained) in zip(weights, everywhere, strict=True):
-        if grown and explained:
-            for _, moment in sorted(weight.gathering.moments.items(), key=lambda item: repr(item[0])):
-                if weight.site.gathers(moment):
-                    moment.sum_over(ranks, weight.parameter.device)
-    return everywhere
+def _alike(weights: Sequence[_Weight], ranks: Ranks | None) -> list[list[_Matrix]]:
+    """The matrices whose moments consist of the same tensors, on all ranks: those of layers with one input."""
+    matrices = [
+        _Matrix(where, moment, weight.site, weight.parameter)
+        for weight in weights
+        for where, moment in sorted(weight.gathering.moments.items(), key=lambda item: item[0][:5])
+    ]
+    first: dict[Hashable, int] = {}
+    numbers = [first.setdefault(matrix.moment.made_of(), number) for number, matrix in enumerate(matrices)]
+    everywhere = [numbers] if ranks is None else ranks.each(numbers)
+    found: dict[tuple[int, ...], list[_Matrix]] = {}
+    for matrix, key in zip(matrices, zip(*everywhere, strict=True), strict=True):
+        found.setdefault(key, []).append(matrix)
+    return list(found.values())
 
 
-def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> None:
-    options, run = site.run.options, site.run
-    few = moment.all_rows() if moment.rows and options.keeps_rows else None
-    inspect: Inspect | None = None
-    if few is not None:
-        strength, relative = run.damping_now()
-        r = few[0] if len(few) == 1 else few
-        (made,) = invert([Rows(r, r.shape[-2], in_difference=r.shape[-2] < r.shape[-1])], strength, relative)
-        site.fell_back(made.failures)
-        if run.inspecting:
-            inspect = functools.partial(site.inspect, lambda: equations.spectrum(few), made.damping)
-
-        def by_rows(matrix: Tensor) -> Tensor:
-            (done,) = multiply([matrix[0] if len(matrix) == 1 else matrix], [made])
-            if made.lost_digits:
-                site.lost_digits()
-            return done if done.dim() == 3 else done[None]
-
-        _rewrite(site.module, where, by_rows, keep_norm=options.keep_norm, inspect=inspect)
+def _condition(same: Sequence[_Matrix]) -> None:
+    """Condition the gradients of matrices that have one second moment between them."""
+    (_, moment, site, _), options = same[0], same[0].site.run.options
+    if moment.rows and options.keeps_rows:
+        _condition_by_rows(same, moment.all_rows())
     else:
         _renew(moment, site)
-        conditioner = moment.conditioner
-        if conditioner is not None:
-            if run.inspecting:
-                values = functools.partial(_eigenvalues, conditioner, moment.damping, options.power)
-                inspect = functools.partial(site.inspect, values, moment.damping)
-            times = functools.partial(_times, conditioner, site)
-            _rewrite(site.module, where, times, keep_norm=options.keep_norm, diagonal=conditioner, inspect=inspect)
-    moment.clear()
-    if options.refresh == 1:
-        moment.conditioner = None
-    if options.decay == 0:
-        moment.average = moment.weight = None
+        _follow(same)
+        if moment.conditioner is not None:
+            for matrix in same:
+                _multiply_by_average(matrix, moment.conditioner)
+    for matrix in same:
+        matrix.moment.clear()
+        if options.refresh == 1:
+            matrix.moment.conditioner = None
+        if options.decay == 0:
+            matrix.moment.average = matrix.moment.weight = None
+
+
+def _follow(same: Sequence[_Matrix]) -> None:
+    for matrix in same[1:]:
+        matrix.moment.follow(same[0].moment)
+
+
+def _condition_by_rows(same: Sequence[_Matrix], few: Float[Tensor, "groups rows features"]) -> None:
+    """With an inverse on the side of the rows, which are all that there is."""
+    site = same[0].site
+    r = few[0] if len(few) == 1 else few
+    (made,) = invert([Rows(r, r.shape[-2], in_difference=r.shape[-2] < r.shape[-1])], *site.run.damping_now())
+    site.fell_back(made.failures)
+    for matrix in same:
+        by = dataclasses.replace(made)  # it notes lost digits
+        inspect: Inspect | None = None
+        if site.run.inspecting:
+            inspect = functools.partial(matrix.site.inspect, lambda: equations.spectrum(few), made.damping)
+        _rewrite(matrix, functools.partial(_times_few, by, matrix.site), inspect=inspect)
+
+
+def _times_few(by: Conditioner, site: ConditionedLayer, matrix: Tensor) -> Tensor:
+    (done,) = multiply([matrix[0] if len(matrix) == 1 else matrix], [by])
+    if by.lost_digits:
+        site.lost_digits()
+    return done if done.dim() == 3 else done[None]
+
+
+def _multiply_by_average(matrix: _Matrix, conditioner: Tensor) -> None:
+    site, damping = matrix.site, matrix.moment.damping
+    inspect: Inspect | None = None
+    if site.run.inspecting:
+        values = functools.partial(_eigenvalues, conditioner, damping, site.run.options.power)
+        inspect = functools.partial(site.inspect, values, damping)
+    _rewrite(matrix, functools.partial(_times, conditioner, site), diagonal=conditioner, inspect=inspect)
 
 
 def _count_lost_digits(before: Tensor, after: Tensor, site: ConditionedLayer) -> None:
@@ -256,15 +293,14 @@ def _conditioner(moment: Tensor, damping: float | Tensor, site: ConditionedLayer
 
 
 def _rewrite(
-    layer: nn.Module,
-    where: WeightSlice,
+    matrix: _Matrix,
     multiply: Callable[[Tensor], Tensor],
     *,
-    keep_norm: bool,
     diagonal: Tensor | None = None,
     inspect: Inspect | None = None,
 ) -> None:
-    """Replace the gradient at `where` by what `multiply` makes of it, a matrix (groups, outputs, features)."""
+    """Replace the gradient of a matrix by what `multiply` makes of it, as (groups, outputs, features)."""
+    where, layer, keep_norm = matrix.where, matrix.site.module, matrix.site.run.options.keep_norm
     parameters = [layer.get_parameter(where.parameter)]
     if where.bias is not None:
         parameters.append(layer.get_parameter(where.bias))

@@ -48,6 +48,13 @@ class Ranks:
         dist.all_reduce(together, op=dist.ReduceOp.MAX, group=self._group)
         return together.tolist()
 
+    def each(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers of every rank."""
+        mine = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        everyone = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(everyone, mine, group=self._group)
+        return [one.tolist() for one in everyone]
+
     @property
     def _device(self) -> torch.device:
         """On which collectives work."""

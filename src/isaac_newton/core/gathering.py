@@ -5,8 +5,8 @@ The rows of a pass wait until the parameter has received its gradient in that pa
 
 import functools
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,25 +17,50 @@ from isaac_newton import torch_private
 from isaac_newton.core.distributed import is_sharded
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
-from isaac_newton.core.rows import rows
+from isaac_newton.core.rows import Rows, rows
 
 if TYPE_CHECKING:
     from isaac_newton.core.use import Use
 
-__all__ = ["Gathering", "gather"]
+__all__ = ["Gathering", "Part", "gather", "part_of"]
+
+
+class Part(NamedTuple):
+    """What one input adds to the second moments of the layers that received it."""
+
+    moment: Moment
+    #: Groups, rows that feed a conditioner, and features; rows that the layer multiplied.
+    shape: torch.Size
+    total: int
+
+
+def part_of(found: Rows, *, keep: bool) -> Part:
+    """The second moment of these rows."""
+    r = found.r if found.r.dim() == 3 else found.r[None]
+    count = r.shape[1] if found.counted is None else found.counted.sum()
+    return Part(Moment.of_rows(r, count, keep=keep), r.shape, found.total)
 
 
 def gather(uses: "Sequence[Use]", gradients: Sequence[Tensor]) -> None:
     """Form the rows of these uses and keep them for the step, unless it will not look at them; gradients stay as they are."""
-    here = []
+    run, now = uses[0].layer.run, torch_private.current_pass()
+    here: list[tuple[Hashable, Use, WeightSlice, Tensor]] = []
+    missing: dict[Hashable, Use] = {}
     for use, gradient in zip(uses, gradients, strict=True):
         assert use.slice is not None
         if use.layer.rests(use.slice):
             use.layer.pass_by(use.slice, gradient)
-        else:
-            here.append((use, use.slice, gradient))
-    for (use, where, gradient), found in zip(here, rows([use for use, _, _ in here]) if here else [], strict=True):
-        use.layer.gather(where, found, gradient)
+            continue
+        key: Hashable = (now, use.key)
+        here.append((key, use, use.slice, gradient))
+        if key not in run.parts or run.parts[key][0]() is not use.input:
+            missing.setdefault(key, use)
+    if missing and not run.parts and not torch.compiler.is_compiling():
+        torch_private.after_backward(run.parts.clear)
+    for (key, use), found in zip(missing.items(), rows(list(missing.values())) if missing else [], strict=True):
+        run.parts[key] = weakref.ref(use.input), part_of(found, keep=run.options.keeps_rows)
+    for key, use, where, gradient in here:
+        use.layer.take(where, run.parts[key][1], gradient)
 
 
 class Gathering:

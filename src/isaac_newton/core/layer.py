@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from isaac_newton import torch_private
 from isaac_newton.core.distributed import is_sharded
-from isaac_newton.core.gathering import Gathering
+from isaac_newton.core.gathering import Gathering, Part, part_of
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
 from isaac_newton.core.rows import Rows
@@ -202,25 +202,27 @@ class ConditionedLayer:
 
     def gather(self, where: WeightSlice, rows: Rows, gradient: Tensor) -> None:
         """Keep rows for the step, unless the next step will not look at them; the gradient stays as it is."""
+        self.take(where, part_of(rows, keep=self.run.options.keeps_rows), gradient)
+
+    def take(self, where: WeightSlice, part: Part, gradient: Tensor) -> None:
+        """The same of rows whose second moment is known."""
         self.run.enter_pass()
-        r = rows.r if rows.r.dim() == 3 else rows.r[None]
-        groups, count, features = r.shape
+        groups, count, features = part.shape
         where = where._replace(groups=groups)
         outputs = gradient.numel() // max(groups * (features - (where.bias is not None)), 1)
         self.statistics.note_sizes(
-            self.run.backward_passes, rows.total, count, features, outputs, groups=groups, own_rows=False
+            self.run.backward_passes, part.total, count, features, outputs, groups=groups, own_rows=False
         )
         if self.left is not None:
             self.left.append(gradient)
-        moment = self.moment(where)
-        if moment is not None:
-            moment.add_rows(r, keep=self.run.options.keeps_rows)
+        self.keep(where, part.moment)
 
-    def moment(self, where: WeightSlice) -> Moment | None:
-        """What the current backward pass gathers of one matrix; None if the next step will not look at it."""
+    def keep(self, where: WeightSlice, moment: Moment) -> None:
+        """Add it to what the current backward pass gathers of one matrix, unless the next step will not look at that."""
         gathering = self.gathering(where.parameter)
         waiting = gathering.enter(self.module.get_parameter(where.parameter))
-        return waiting.setdefault(where, Moment()) if self.gathers(gathering.moments.get(where)) else None
+        if self.gathers(gathering.moments.get(where)):
+            waiting[where] = waiting[where].plus(moment) if where in waiting else moment
 
     def gathering(self, parameter: str) -> Gathering:
         """That of one parameter."""

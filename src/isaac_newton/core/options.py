@@ -5,18 +5,20 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from isaac_newton import torch_private
+from isaac_newton.core.checks import check_choice, check_count, check_flag, check_share
 from isaac_newton.core.clock import Clock
 from isaac_newton.core.distributed import Ranks
 from isaac_newton.math.damping import Damping, RelativeTo, check, number
 
 if TYPE_CHECKING:
     from isaac_newton.core.conditioner import Conditioner
+    from isaac_newton.core.gathering import Part
     from isaac_newton.core.use import Use
     from isaac_newton.kernels.streams import Capture
 
@@ -29,9 +31,6 @@ __all__ = [
     "Run",
     "Sharing",
     "When",
-    "check_choice",
-    "check_count",
-    "check_flag",
     "draw_seed",
     "is_kfac",
 ]
@@ -88,8 +87,8 @@ class Options:
         check_count("refresh", self.refresh)
         if self.max_rows is not None:
             check_count("max_rows", self.max_rows)
-        _check_share("decay", self.decay, below_one=True)
-        _check_share("power", self.power)
+        check_share("decay", self.decay, below_one=True)
+        check_share("power", self.power)
         check_count("warm_up", self.warm_up, 0)
         running = {name: getattr(self, name) for name in ("decay", "refresh", "gather", "warm_up", "power")}
         if self.when == "backward" and tuple(running.values()) != (0.0, 1, None, 0, 1.0):
@@ -164,6 +163,7 @@ class Run:
         capture: Set while a step is captured into a CUDA graph.
         waiting: Uses whose conditioners nobody has asked for yet; their graphs own them.
         made: With `process_group`, the conditioners of this pass and their inputs.
+        parts: With `when="step"`, the inputs of this pass and what they add to second moments.
         look_at: At this length of the list, references to graphs that were dropped leave it.
         alone: Whether weights have a node of their own from now on (see `use.Opening`).
         watch: Looks at what happened when a backward pass has ended.
@@ -192,6 +192,7 @@ class Run:
     look_at: int = MOST_WAITING
     alone: bool = False
     made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
+    parts: "dict[Hashable, tuple[weakref.ref[Tensor], Part]]" = field(default_factory=dict, repr=False)
     watch: "Watcher | None" = field(default=None, repr=False)
     clock: Clock = field(default_factory=Clock, repr=False)
     mask_met: bool = False
@@ -220,6 +221,7 @@ class Run:
             "_source": None,
             "waiting": [],
             "made": {},
+            "parts": {},
             "bound": False,
             "watch": None,
             "_pass": -1,
@@ -387,30 +389,3 @@ def draw_seed(backward_passes: int) -> int:
 def is_kfac(value: object) -> bool:
     """Whether an output damping is that of the inputs. Arrays, which are none at all, do not compare."""
     return isinstance(value, str) and value == "kfac"
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Refuse a value that is not one of a `Literal`'s."""
-    allowed = get_args(choices)
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-
-
-def check_count(name: str, value: object, least: int = 1) -> int:
-    """Refuse what is not a whole number of at least so much."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
-    return value
-
-
-def _check_share(name: str, value: object, *, below_one: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (0 <= value < 1 if below_one else 0 <= value <= 1):
-        raise ValueError(f"{name} must be at least 0 and {'below' if below_one else 'at most'} 1, got {value}")
