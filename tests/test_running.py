@@ -3,6 +3,8 @@
 import copy
 import itertools
 import math
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -381,3 +383,169 @@ def test_rows_that_a_mask_leaves_out_do_not_count_on_a_gpu_either(monkeypatch) -
             gradients.append(layer.weight.grad)
     for gradient in gradients[1:]:
         assert_close(gradient, gradients[0])
+
+
+def example(name: str) -> Any:
+    """What a script defines, without running it."""
+    return runpy.run_path(str(Path(__file__).parent.parent / "examples" / f"{name}.py"), run_name=name)
+
+
+def rows_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The rows of each linear layer and convolution, by the name of its weight."""
+    found, hooks = {}, []
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+
+            def note(layer: nn.Module, args: Any, name: str = name) -> None:
+                found[f"{name}.weight"] = definition.rows(layer, args[0].detach(), "expand")
+
+            hooks.append(layer.register_forward_pre_hook(note))
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def test_the_curvature_is_the_average_second_moment_of_the_rows_of_each_weight() -> None:
+    model = network()
+    handle = isaac.attach(model, damping=math.inf, when="step", decay=0.8, power=0.5)
+    assert not handle.curvature
+    average, total = dict[str, Any](), 0.0
+    for step in range(4):
+        x, y = batch(step)
+        for name, r in rows_of(model, x).items():
+            average[name] = 0.8 * average.get(name, 0.0) + 0.2 * r.T @ r / len(r)
+        total = 0.8 * total + 0.2
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        handle.step()
+    curvature = handle.curvature
+    assert set(curvature) == {"0.weight", "3.weight", "5.weight"} == set(average)
+    for name, moment in curvature.items():
+        assert_close(moment, average[name] / total)
+        for damping, strength in [(0.3, 0.3), (isaac.Relative(0.3), 0.3 * moment.trace() / len(moment))]:
+            values, vectors = torch.linalg.eigh(average[name] / total)
+            assert_close(handle.factor(name, damping), vectors * (1 + values / strength).pow(-0.5) @ vectors.T)
+
+
+def test_a_gradient_is_multiplied_by_the_factor() -> None:
+    model, (x, y) = network(), batch(0)
+    handle = isaac.attach(model, damping=0.3, when="step", decay=0.8)
+    F.cross_entropy(model(x), y).backward()
+    plain = {name: p.grad.clone() for name, p in model.named_parameters()}
+    handle.step()
+    for name in handle.curvature:
+        expected = plain[name].flatten(1) @ handle.factor(name)
+        assert_close(model.get_parameter(name).grad.flatten(1), expected)
+
+
+class Packed(nn.Module):
+    """What has one matrix for several parts of a weight, or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(7, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.groups = nn.Conv1d(6, 4, 1, groups=2)
+        self.frozen = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+        self.frozen.weight.requires_grad_(False)
+
+    def forward(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        x = self.attention(self.tokens(tokens), memory, memory, need_weights=False)[0]
+        return self.head(self.frozen(self.groups(x.mT).mT))
+
+
+def test_the_curvature_of_packed_weights_groups_and_embeddings_has_a_matrix_for_each_part() -> None:
+    torch.manual_seed(0)
+    model = Packed().double()
+    handle = isaac.attach(model, damping=0.2, when="step", decay=0.8, bias="joint")
+    tokens, memory = torch.randint(7, (3, 5)), torch.randn(3, 4, 6, dtype=torch.float64)
+    model(tokens, memory).square().mean().backward()
+    handle.step()
+    curvature = handle.curvature
+    shapes = {name: tuple(moment.shape) for name, moment in curvature.items()}
+    assert shapes == {
+        "tokens.weight": (7,),
+        "attention.in_proj_weight": (3, 7, 7),
+        "attention.out_proj.weight": (7, 7),
+        "groups.weight": (2, 4, 4),
+        "head.weight": (5, 5),
+    }
+    assert_close(curvature["tokens.weight"], tokens.flatten().bincount(minlength=7).double() / tokens.numel())
+    for part, x in enumerate([model.tokens(tokens), memory, memory]):
+        r = torch.cat([x.flatten(0, 1), torch.ones(x.shape[:2].numel(), 1)], dim=1).detach()
+        assert_close(curvature["attention.in_proj_weight"][part], r.T @ r / len(r))
+        inverse = torch.linalg.inv(torch.eye(7, dtype=torch.float64) + r.T @ r / len(r) / 0.2)
+        assert_close(handle.factor("attention.in_proj_weight")[part], inverse)
+
+
+def test_the_curvature_has_the_type_of_the_weight_and_comes_back_from_a_checkpoint() -> None:
+    wide = torch.float32
+    for dtype, damping, expected in [(wide, 1e-3, wide), (torch.bfloat16, 10.0, wide), (torch.float64, 1e-3, torch.float64)]:
+        torch.manual_seed(0)
+        layer, other = nn.Linear(4, 3).to(dtype), nn.Linear(4, 3).to(dtype)
+        handle, resumed = (isaac.attach(one, damping=damping, when="step", decay=0.8) for one in (layer, other))
+        layer(torch.randn(6, 4, dtype=dtype)).sum().backward()
+        handle.step()
+        resumed.load_state_dict(handle.state_dict())
+        assert handle.curvature["weight"].dtype == handle.factor("weight").dtype == expected
+        assert torch.equal(handle.curvature["weight"], resumed.curvature["weight"])
+        assert torch.equal(handle.factor("weight"), resumed.factor("weight"))
+
+
+def test_a_curvature_that_is_not_kept_is_refused() -> None:
+    handle = isaac.attach(network(), damping=0.2, when="step")
+    with pytest.raises(ValueError, match=r"handle\.curvature is of the average that decay keeps"):
+        _ = handle.curvature
+    handle.detach()
+    with pytest.raises(RuntimeError, match=r"handle\.factor is for when='step'"):
+        isaac.attach(network(), damping=0.2).factor("3.weight")
+    handle = isaac.attach(network(), damping=0.2, when="step", decay=0.5)
+    with pytest.raises(ValueError, match=r"no second moment of '3\.weight' .* those of: none"):
+        handle.factor("3.weight")
+
+
+def test_the_example_of_foof_is_momentum_times_the_inverse_of_the_average() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    expected, momentum = copy.deepcopy(model), dict[str, Any]()
+    optimizer = example("foof")["FOOF"](model, lr=0.1, damping=0.3, momentum=0.9, every=4)
+    average, inverse = dict[str, Any](), dict[str, Tensor]()
+    for step in range(16):
+        x, y = torch.randn(6, 5, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+        model.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        real = step - 5  # after five steps that only gather
+        if real <= 0 or (real - 1) % 4 >= 2:
+            for name, r in rows_of(expected, x).items():
+                average[name] = 0.95 * average.get(name, 0.0) + 0.05 * r.T @ r / len(r)
+        if real < 0:
+            continue
+        gathered = sum(1 for done in range(real + 1) if done == 0 or (done - 1) % 4 >= 2) + 5
+        names = dict(expected.named_parameters())
+        gradients = torch.autograd.grad(F.mse_loss(expected(x), y), list(names.values()))
+        for (name, p), gradient in zip(names.items(), gradients, strict=True):
+            momentum[name] = 0.9 * momentum.get(name, 0.0) + gradient
+            if name in average and real % 4 == 0:
+                mean = average[name] / (1 - 0.95**gathered)
+                inverse[name] = torch.linalg.inv(mean + 0.3 * torch.eye(len(mean), dtype=torch.float64))
+            with torch.no_grad():
+                p -= 0.1 * (momentum[name] @ inverse[name] if name in average else momentum[name])
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        assert_close(ours, theirs)
+
+
+def test_the_example_of_locoprop_ends_at_the_solution_of_its_local_loss() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4, bias=False)).double()
+    optimizer = example("locoprop")["LocoProp"](model, lr=0.5, strength=2.0, inner=4000)
+    before, x = model[0].weight.detach().clone(), torch.randn(6, 5, dtype=torch.float64)
+    for _ in range(6):  # five of them only gather
+        model.zero_grad()
+        model(x).square().sum().backward()
+        gradient = model[0].weight.grad.clone()
+        optimizer.step()
+    second = x.T @ x / 6 + torch.eye(5, dtype=torch.float64) / 2.0
+    assert_close(model[0].weight.detach() - before, -0.5 * gradient @ torch.linalg.inv(second))

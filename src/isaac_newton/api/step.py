@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -12,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from isaac_newton import torch_private
+from isaac_newton.api.averages import eigenvalues, renew
 from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.distributed import Ranks, first_row, is_sharded, keep_own_part, local, sum_over_shards, whole
 from isaac_newton.core.gathering import Gathering
@@ -19,13 +19,10 @@ from isaac_newton.core.layer import ConditionedLayer, child
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.rows import Rows
 from isaac_newton.math import equations
-from isaac_newton.math.damping import relative_damping
 from isaac_newton.torch_private import sparse_parts
 
 __all__ = ["condition_gradients"]
 
-#: As in `kernels.dense`: the largest trace of S/λ for which a conditioner in float32 is accurate enough.
-FLOAT32_TRACE = 512.0
 #: A relative error that counts as a failure, and in how many steps it is looked for once.
 _LOST, _CHECKED = 1e-2, 64
 #: Called with a gradient before and after.
@@ -177,7 +174,7 @@ def _condition(same: Sequence[_Matrix]) -> None:
     if moment.rows and options.keeps_rows:
         _condition_by_rows(same, moment.all_rows())
     else:
-        _renew(moment, site)
+        renew(moment, site)
         _follow(same)
         if moment.conditioner is not None:
             for matrix in same:
@@ -220,7 +217,7 @@ def _multiply_by_average(matrix: _Matrix, conditioner: Tensor) -> None:
     site, damping = matrix.site, matrix.moment.damping
     inspect: Inspect | None = None
     if site.run.inspecting:
-        values = functools.partial(_eigenvalues, conditioner, damping, site.run.options.power)
+        values = functools.partial(eigenvalues, conditioner, damping, site.run.options.power)
         inspect = functools.partial(site.inspect, values, damping)
     _rewrite(matrix, functools.partial(_times, conditioner, site), diagonal=conditioner, inspect=inspect)
 
@@ -240,56 +237,6 @@ def _times(conditioner: Tensor, site: ConditionedLayer, matrix: Tensor) -> Tenso
     done = matrix.to(conditioner.dtype) @ conditioner
     _count_lost_digits(matrix, done, site)
     return done
-
-
-def _eigenvalues(conditioner: Tensor, damping: float | Tensor, power: float) -> Tensor:
-    """Those of the second moment S behind (I + S/λ)^−p."""
-    values = conditioner if conditioner.dim() == 1 else torch.linalg.eigvalsh(equations.precise(conditioner))
-    return (damping * (values.clamp_min(torch.finfo(values.dtype).tiny).pow(-1 / power) - 1)).clamp_min(0)
-
-
-def _renew(moment: Moment, site: ConditionedLayer) -> None:
-    """Make the conditioner for this step, unless the last one still serves."""
-    options = site.run.options
-    moment.take_in(options.decay)
-    if moment.is_made and moment.age < options.refresh:
-        moment.age += 1
-        return
-    mean = moment.mean()
-    if mean is None:
-        return
-    diagonal = mean.dim() == 1
-    damping, relative = site.run.damping_now()
-    if relative == "mean":
-        damping = relative_damping((mean if diagonal else mean.diagonal(dim1=-2, dim2=-1)).mean(), damping)
-    elif relative:
-        damping = relative_damping((mean if diagonal else equations.largest_eigenvalue(mean)).amax(), damping)
-    moment.age, moment.damping = 1, math.inf if options.power == 0 else damping
-    if isinstance(moment.damping, float) and moment.damping == math.inf:
-        moment.conditioner = None
-    elif diagonal:
-        moment.conditioner = (1 + mean / damping).pow(-options.power)
-    else:
-        moment.conditioner = _conditioner(mean, damping, site, moment.dtype or mean.dtype)
-
-
-def _conditioner(moment: Tensor, damping: float | Tensor, site: ConditionedLayer, dtype: torch.dtype) -> Tensor:
-    """(I + S/λ)^−p in the cheapest dtype that is accurate; where it cannot be had, with more damping, and else I."""
-    power = site.run.options.power
-    result = equations.root_conditioner(moment, damping, power)
-    failed = equations.is_nan(result)
-    identity = torch.eye(moment.shape[-1], dtype=result.dtype, device=result.device)
-    if moment.device.type != "cpu":
-        # Nothing waits for the device.
-        site.fell_back(failed.any().long())
-        return torch.where(failed, identity, result).to(dtype)
-    trace = moment.diagonal(dim1=-2, dim2=-1).sum(-1).amax()
-    if failed.any().item():
-        site.fell_back()
-        larger = max(float(damping), float(trace) / FLOAT32_TRACE)
-        result = torch.where(failed, equations.root_conditioner(moment, larger, power), result)
-        result = torch.where(equations.is_nan(result), identity, result)
-    return result.to(dtype) if trace.item() <= FLOAT32_TRACE * float(damping) else result
 
 
 def _rewrite(
