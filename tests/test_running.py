@@ -549,3 +549,31 @@ def test_the_example_of_locoprop_ends_at_the_solution_of_its_local_loss() -> Non
         optimizer.step()
     second = x.T @ x / 6 + torch.eye(5, dtype=torch.float64) / 2.0
     assert_close(model[0].weight.detach() - before, -0.5 * gradient @ torch.linalg.inv(second))
+
+
+def test_momentum_comes_before_the_conditioning_or_after_it() -> None:
+    """Bound, an optimizer has the momentum of conditioned gradients; by hand, the momentum of plain ones is conditioned."""
+    x, g = torch.randn(6, 6, 4, dtype=torch.float64), torch.randn(6, 6, 3, dtype=torch.float64)
+    for first in (True, False):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3, bias=False).double()
+        expected, kept, average = layer.weight.detach().clone(), torch.zeros(3, 4, dtype=torch.float64), 0.0
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.0 if first else 0.9)
+        handle = isaac.attach(layer, damping=0.3, when="step", decay=0.5)
+        momentum = torch.zeros_like(layer.weight)
+        if not first:
+            handle.bind(optimizer)
+        for step in range(6):
+            optimizer.zero_grad()
+            layer(x[step]).backward(g[step])
+            if first:
+                layer.weight.grad.copy_(momentum.mul_(0.9).add_(layer.weight.grad))
+                handle.step()
+            optimizer.step()
+            average = 0.5 * average + 0.5 * x[step].T @ x[step] / 6
+            mean = average / (1 - 0.5 ** (step + 1))
+            factor = torch.linalg.inv(torch.eye(4, dtype=torch.float64) + mean / 0.3)
+            plain = g[step].T @ x[step]
+            kept = 0.9 * kept + (plain if first else plain @ factor)
+            expected -= 0.1 * (kept @ factor if first else kept)
+        assert_close(layer.weight, expected)
