@@ -50,6 +50,9 @@ class ConditionedLayer:
         parts: Submodules whose weights the adapter conditions too.
     """
 
+    #: Whether it was never called.
+    _is_new = True
+
     def __init__(
         self,
         name: str,
@@ -96,8 +99,19 @@ class ConditionedLayer:
         module: Any = self._module
         if torch.is_grad_enabled() and not self.run.is_plain and (module.training or not is_exported()):
             assert self.adapter is not None
+            if not torch.compiler.is_compiling() and self._is_new:
+                self._check_whole()
+                self._is_new = False
             return self.adapter(module, self, *args, **kwargs)
         return type(module).forward(module, *args, **kwargs)
+
+    def _check_whole(self) -> None:
+        """Refuse a weight that is in parts where the layer computes. Under FSDP2 it is whole there."""
+        if any(is_sharded(parameter) for parameter in self.module.parameters()):
+            raise RuntimeError(
+                f"layer {self.name!r}: tensor parallelism has split its weight over ranks, and a conditioner needs whole "
+                "inputs and gradients: attach after parallelize_module, which leaves such layers plain, or name it in exclude="
+            )
 
     def replicate(self) -> nn.Module:
         """For `DataParallel`: a replica with weights of its own, whose rows condition its part of the gradient."""
