@@ -17,11 +17,10 @@ class FOOF(torch.optim.Optimizer):
         super().__init__(model.parameters(), {"lr": lr, "damping": damping, "momentum": momentum})
         self.names, self.every, self.inverses = {p: name for name, p in model.named_parameters()}, every, dict[str, Tensor]()
         # With λ = ∞ gradients stay plain: the handle only gathers.
-        running = {"decay": 0.95, "refresh": every, "gather": 2, "warm_up": 5}
-        self.handle = isaac.attach(model, damping=math.inf, when="step", **running)
+        self.handle = isaac.attach(model, damping=math.inf, when="step", decay=0.95, refresh=every, gather=2, warm_up=5)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]
         self.handle.step()
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):  # none in the warm-up
@@ -33,12 +32,13 @@ class FOOF(torch.optim.Optimizer):
                 p.sub_(group["lr"] * (direction @ self.inverses[name] if name in self.inverses else direction))
 
 
-def train(make: type[torch.optim.Optimizer], rate: float) -> float:
+def train(with_isaac: bool, rate: float) -> float:
     torch.manual_seed(0)  # the same data and initial weights for both
     teacher, model = (nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 5)) for _ in range(2))
     x = torch.rand(1000, 20) * torch.logspace(-1, 1, 20)  # directions of very different size
     y = teacher(x).detach()
-    optimizer = FOOF(model, rate, 0.1) if make is FOOF else make(model.parameters(), lr=rate, momentum=0.9)
+    sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    optimizer = FOOF(model, rate, 0.1) if with_isaac else sgd
     for _ in range(STEPS):
         batch = torch.randint(len(x), (100,))
         optimizer.zero_grad()
@@ -48,6 +48,6 @@ def train(make: type[torch.optim.Optimizer], rate: float) -> float:
 
 
 if __name__ == "__main__":
-    for make in (torch.optim.SGD, FOOF):
-        loss, rate = min((train(make, rate), rate) for rate in (0.03, 0.1, 0.3, 1.0, 3.0))
-        print(f"{make.__name__:5} loss {loss:.4f} after {STEPS} steps, at the best of five learning rates ({rate})")
+    for name, with_isaac in {"SGD": False, "FOOF": True}.items():
+        loss, rate = min((train(with_isaac, rate), rate) for rate in (0.03, 0.1, 0.3, 1.0, 3.0))
+        print(f"{name:5} loss {loss:.4f} after {STEPS} steps, at the best of five learning rates ({rate})")

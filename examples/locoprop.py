@@ -24,7 +24,7 @@ class LocoProp(torch.optim.Optimizer):
         self.handle = isaac.attach(model, damping=math.inf, when="step", decay=0.9, warm_up=5)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]
         self.handle.step()
         curvature = self.handle.curvature
         for group in self.param_groups:
@@ -40,12 +40,12 @@ class LocoProp(torch.optim.Optimizer):
                 p.add_(change)
 
 
-def train(make: type[torch.optim.Optimizer], rate: float) -> float:
+def train(with_isaac: bool, rate: float) -> float:
     torch.manual_seed(0)  # the same data and initial weights for both
     teacher, model = (nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 5)) for _ in range(2))
     x = torch.rand(1000, 20) * torch.logspace(-1, 1, 20)  # directions of very different size
     y = teacher(x).detach()
-    optimizer = LocoProp(model, rate) if make is LocoProp else make(model.parameters(), lr=rate)
+    optimizer = LocoProp(model, rate) if with_isaac else torch.optim.SGD(model.parameters(), lr=rate)
     for _ in range(STEPS):
         batch = torch.randint(len(x), (100,))
         optimizer.zero_grad()
@@ -55,6 +55,6 @@ def train(make: type[torch.optim.Optimizer], rate: float) -> float:
 
 
 if __name__ == "__main__":
-    for make in (torch.optim.SGD, LocoProp):
-        loss, rate = min((train(make, rate), rate) for rate in (0.03, 0.1, 0.3, 1.0, 3.0))
-        print(f"{make.__name__:8} loss {loss:.4f} after {STEPS} steps, at the best of five learning rates ({rate})")
+    for name, with_isaac in {"SGD": False, "LocoProp": True}.items():
+        loss, rate = min((train(with_isaac, rate), rate) for rate in (0.03, 0.1, 0.3, 1.0, 3.0))
+        print(f"{name:8} loss {loss:.4f} after {STEPS} steps, at the best of five learning rates ({rate})")

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from isaac_newton.core.layer import ConditionedLayer, child
 from isaac_newton.core.moments import Moment, WeightSlice
-from isaac_newton.kernels.cpu import FLOAT32_TRACE
 from isaac_newton.math import equations
 from isaac_newton.math.damping import Damping, RelativeTo, number, relative_damping
 
 __all__ = ["Averages", "eigenvalues", "renew"]
+
+#: As in `kernels.cpu`: the largest trace of S/λ for which a conditioner in float32 is accurate enough.
+FLOAT32_TRACE = 512.0
 
 
 class Averages(Mapping[str, Tensor]):
