@@ -55,8 +55,6 @@ def gather(uses: "Sequence[Use]", gradients: Sequence[Tensor]) -> None:
         here.append((key, use, use.slice, gradient))
         if key not in run.parts or run.parts[key][0]() is not use.input:
             missing.setdefault(key, use)
-    if missing and not run.parts and not torch.compiler.is_compiling():
-        torch_private.after_backward(run.parts.clear)
     for (key, use), found in zip(missing.items(), rows(list(missing.values())) if missing else [], strict=True):
         run.parts[key] = weakref.ref(use.input), part_of(found, keep=run.options.keeps_rows)
     for key, use, where, gradient in here:
@@ -189,6 +187,7 @@ class Gathering:
 
     def _leave(self, which: int, parameter: Tensor) -> None:
         """The pass is over. What still waits was for somebody else: `autograd.grad` accumulates nothing."""
+        self._run.parts.clear()
         if self._run.gathering:
             self.take_in(which)
         if self._waiting.pop(which, None) is None:
@@ -259,6 +258,7 @@ class Gathering:
     def consume(self) -> None:
         """After the step: begin anew."""
         self._forget()
+        self._run.parts.clear()  # compiled autograd does not tell when a pass ends
         self._dropped = False
         # Of a pass that ended in an exception.
         now = torch_private.current_pass()
