@@ -237,11 +237,13 @@ def test_the_report_names_what_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gather": 2}, "gather=2, warm_up=0, power=1.0 with when='backward'"),
-        ({"warm_up": 2}, "gather=None, warm_up=2, power=1.0 with when='backward'"),
+        ({"gather": 2}, "gather=2, warm_up=0, power=1.0, spread=False with when='backward'"),
+        ({"warm_up": 2}, "gather=None, warm_up=2, power=1.0, spread=False with when='backward'"),
         ({"when": "step", "decay": 0.9, "gather": 2}, "at most refresh=1, got 2"),
         ({"when": "step", "decay": 0.9, "gather": 0}, "gather must be a whole number >= 1, got 0"),
         ({"when": "step", "decay": 0.9, "warm_up": -1}, "warm_up must be a whole number >= 0, got -1"),
+        ({"spread": True}, "spread=True with when='backward'"),
+        ({"when": "step", "spread": True}, "spread=True divides among ranks what lasts over steps"),
         ({"when": "step", "warm_up": 5}, "warm_up=5 fill an average, and decay=0 keeps none"),
         ({"when": "step", "refresh": 5, "gather": 2}, "gather=2 and warm_up=0 fill an average"),
     ],

@@ -7,6 +7,7 @@ import copy
 import functools
 import json
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -287,6 +288,34 @@ def curvature() -> float:
     return max(((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()).item() for name in theirs)
 
 
+def spread_out() -> float:
+    """Each average is on one rank; the same weights come out as where all ranks have all, and again after a resume."""
+    options = {"damping": isaac.Relative(0.3), "when": "step", "decay": 0.7, "power": 0.5, **RARE}
+
+    def start(*, spread: bool) -> tuple[nn.Module, torch.optim.Optimizer, isaac.Handle]:
+        network = DistributedDataParallel(model())
+        optimizer = torch.optim.SGD(network.parameters(), 0.3)
+        return network, optimizer, isaac.attach(network.module, spread=spread, **options).bind(optimizer)
+
+    everywhere, apart, resumed = start(spread=False), start(spread=True), start(spread=True)
+    train(*everywhere[:2], range(6))
+    train(*apart[:2], range(3))
+    resumed[0].load_state_dict(apart[0].state_dict())
+    resumed[2].load_state_dict(pickle.loads(pickle.dumps(apart[2].state_dict())))
+    for network, optimizer, _ in (apart, resumed):
+        train(network, optimizer, range(3, 6))
+    kept = torch.tensor([float(len(handle.curvature)) for _, _, handle in (everywhere, apart, resumed)])
+    assert kept[1] == kept[2]
+    dist.all_reduce(kept)
+    assert kept[0] == dist.get_world_size() * kept[1], kept
+    with pytest.raises(ValueError, match="with spread=True each rank saves and loads its own"):
+        resumed[2].load_state_dict(everywhere[2].state_dict())
+    # Of more than two numbers the sum depends on the order, and that of DDP on how many passes it has seen.
+    same = all(torch.equal(a, b) for a, b in zip(apart[0].parameters(), resumed[0].parameters(), strict=True))
+    assert same or dist.get_world_size() > 2
+    return max(error(apart[0], everywhere[0]), error(resumed[0], everywhere[0]))
+
+
 def tensor_parallel() -> float:
     """Layers that are split over ranks where they compute stay plain; those beside them are conditioned."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -377,6 +406,9 @@ CHECKS: dict[str, Callable[[], float]] = {
     "FSDP2, automatic, accumulation": lambda: automatic(fsdp, micro=2),
     "FSDP2, automatic, checkpointing": lambda: automatic(fsdp, again=True),
     "FSDP2, step, gathered in some steps after a warm-up": lambda: fsdp_step(damping=0.2, **RARE),
+    "DDP, step, averages spread over ranks": lambda: ddp_step(damping=0.2, spread=True, **RARE),
+    "FSDP2, step, averages spread over ranks": lambda: fsdp_step(damping=0.2, spread=True, micro=2, **RARE),
+    "DDP, step, averages spread over ranks and resumed": spread_out,
     "tensor parallelism": tensor_parallel,
     "FSDP2, step": lambda: fsdp_step(damping=0.2),
     "FSDP2, step, accumulation": lambda: fsdp_step(micro=2, damping=0.2),

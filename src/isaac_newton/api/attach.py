@@ -52,6 +52,7 @@ def attach(
     gather: int | None = None,
     warm_up: int = 0,
     power: float = 1.0,
+    spread: bool = False,
     process_group: "ProcessGroup | None" = None,
 ) -> "Handle":
     r"""Condition the weight gradients of a model's layers by their inputs; optimizer and training loop stay as they are.
@@ -93,6 +94,8 @@ def attach(
         warm_up: With "step" and `decay`, the first so many steps only gather: they drop the model's gradients, so that the
             optimizer changes nothing, and count as steps.
         power: With "step", the exponent $p$ of $(I + a^\top a/(bλ))^{-p}$: 1 is ISAAC, ½ whitens halfway, 0 is the gradient.
+        spread: With "step" and several ranks, keep each average and inverse on one rank, which sends the inverse at each step:
+            less memory, more communication. Then every rank saves and loads a state of its own.
         process_group: Processes (of `torch.distributed`) whose batches count as one. With "backward", None conditions each
             rank by its own batch; with "step", None is the default group, because ranks share one gradient there.
 
@@ -121,6 +124,7 @@ def attach(
         gather=gather,
         warm_up=warm_up,
         power=power,
+        spread=spread,
         ranks=Ranks(process_group, aside=when == "backward") if when == "step" or process_group is not None else None,
     )
     run = Run(options, check(damping), output_damping)

@@ -11,7 +11,7 @@ from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.math import equations
 from isaac_newton.math.damping import Damping, RelativeTo, number, relative_damping
 
-__all__ = ["Averages", "eigenvalues", "renew"]
+__all__ = ["Averages", "eigenvalues", "owns", "renew"]
 
 #: As in `kernels.cpu`: the largest trace of S/λ for which a conditioner in float32 is accurate enough.
 FLOAT32_TRACE = 512.0
@@ -64,19 +64,29 @@ def _one(site: ConditionedLayer, known: Mapping[WeightSlice, Tensor]) -> Tensor:
     return alone[0] if alone.dim() == 3 and len(alone) == 1 else alone
 
 
+def owns(moment: Moment, site: ConditionedLayer) -> bool:
+    """Whether this rank has the average: all have it, unless `spread` has given it to one."""
+    ranks = site.run.options.ranks
+    return moment.owner is None or ranks is None or moment.owner == ranks.rank
+
+
 def renew(moment: Moment, site: ConditionedLayer) -> None:
     """Make the conditioner for this step, unless the last one still serves."""
     options = site.run.options
-    moment.take_in(options.decay)
-    if moment.is_made and moment.age < options.refresh:
+    if owns(moment, site):
+        moment.take_in(options.decay)
+    if 0 < moment.age < options.refresh:
         moment.age += 1
         return
     mean = moment.mean()
-    if mean is None:
+    if mean is None and owns(moment, site):
         return
-    moment.age, (moment.conditioner, moment.damping) = 1, (None, math.inf)
+    moment.age, moment.conditioner, moment.damping = 1, None, math.inf
     strength, relative = site.run.damping_now()
-    if options.power != 0 and not (isinstance(strength, float) and strength == math.inf):
+    if options.power == 0 or (isinstance(strength, float) and strength == math.inf):
+        return
+    moment.damping = 0.0  # nobody asks for it where the average is elsewhere
+    if mean is not None:
         moment.conditioner, moment.damping = _factor(mean, strength, relative, site, moment.dtype)
 
 

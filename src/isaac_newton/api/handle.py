@@ -241,8 +241,8 @@ class Handle:
         (features, features) for a linear layer and a convolution, the last feature a one with `bias="joint"`. With groups, and
         for packed weights that received several inputs: (parts, features, features), for as many equal parts of the weight's
         rows. (tokens,) for an embedding, where S is diagonal. Its type is the weight's, float32 at least. It is that of the
-        last step, over all ranks, and comes back with `load_state_dict`. Attached with `damping=math.inf` a handle gathers it
-        and leaves gradients plain, for optimizers that multiply by themselves.
+        last step, over all ranks, and comes back with `load_state_dict`. With `spread` a rank has those that it keeps. Attached
+        with `damping=math.inf` a handle gathers it and leaves gradients plain, for optimizers that multiply by themselves.
         """
         return self._averages("curvature")
 

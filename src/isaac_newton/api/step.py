@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from isaac_newton import torch_private
-from isaac_newton.api.averages import eigenvalues, renew
+from isaac_newton.api.averages import eigenvalues, owns, renew
 from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.distributed import Ranks, first_row, is_sharded, keep_own_part, local, sum_over_shards, whole
 from isaac_newton.core.gathering import Gathering
@@ -64,13 +65,16 @@ def condition_gradients(sites: Mapping[str, ConditionedLayer], only: Iterable[Te
     strange = [] if ranks is not None else _unseen(sites, chosen)
     strange += [child(one.site.name, one.name) for one, (_, explained) in zip(weights, due, strict=True) if not explained]
     for same in _alike([weight for weight, ready in zip(weights, due, strict=True) if all(ready)], ranks):
-        if ranks is not None and same[0].site.gathers(same[0].moment):
-            same[0].moment.sum_over(ranks, same[0].parameter.device)
-        if run.is_warming_up:
-            same[0].moment.take_in(run.options.decay)
-            _follow(same)
-        else:
-            _condition(same)
+        first = same[0]
+        if ranks is not None and run.options.spread and first.moment.owner is None:
+            first.moment.owner = _least_loaded(sites, ranks)
+        if ranks is not None and first.site.gathers(first.moment):
+            first.moment.sum_over(ranks, first.parameter.device)
+        if not run.is_warming_up:
+            _condition(same, ranks)
+        elif owns(first.moment, first.site):
+            first.moment.take_in(run.options.decay)
+        _follow(same)
     for weight in weights:
         weight.gathering.consume()
     if strange:
@@ -168,28 +172,50 @@ def _alike(weights: Sequence[_Weight], ranks: Ranks | None) -> list[list[_Matrix
     return list(found.values())
 
 
-def _condition(same: Sequence[_Matrix]) -> None:
+def _least_loaded(sites: Mapping[str, ConditionedLayer], ranks: Ranks) -> int:
+    """The rank whose second moments have the fewest numbers; all ranks know who has which."""
+    loads = [0] * ranks.count
+    for site in sites.values():
+        for moment in (moment for gathering in site.gatherings.values() for moment in gathering.moments.values()):
+            if moment.owner is not None and moment.form is not None:
+                loads[moment.owner] += math.prod(moment.form[0])
+    return loads.index(min(loads))
+
+
+def _sent(moment: Moment, ranks: Ranks, device: torch.device) -> Tensor | None:
+    """The conditioner of the rank that has it."""
+    assert moment.owner is not None
+    assert moment.form is not None
+    if moment.is_plain:
+        return None
+    shape, dtype = moment.form
+    sent = torch.empty(shape, dtype=dtype, device=device) if moment.conditioner is None else moment.conditioner.to(dtype)
+    ranks.send(moment.owner, sent)
+    return sent
+
+
+def _condition(same: Sequence[_Matrix], ranks: Ranks | None) -> None:
     """Condition the gradients of matrices that have one second moment between them."""
     (_, moment, site, _), options = same[0], same[0].site.run.options
     if moment.rows and options.keeps_rows:
         _condition_by_rows(same, moment.all_rows())
     else:
         renew(moment, site)
-        _follow(same)
-        if moment.conditioner is not None:
+        spread = ranks is not None and moment.owner is not None
+        conditioner = _sent(moment, ranks, same[0].parameter.device) if ranks is not None and spread else moment.conditioner
+        if conditioner is not None:
             for matrix in same:
-                _multiply_by_average(matrix, moment.conditioner)
-    for matrix in same:
-        matrix.moment.clear()
-        if options.refresh == 1:
-            matrix.moment.conditioner = None
-        if options.decay == 0:
-            matrix.moment.average = matrix.moment.weight = None
+                _multiply_by_average(matrix, conditioner, moment.damping)
+    if options.refresh == 1:
+        moment.conditioner = None
+    if options.decay == 0:
+        moment.average = moment.weight = None
 
 
 def _follow(same: Sequence[_Matrix]) -> None:
-    for matrix in same[1:]:
+    for matrix in same:
         matrix.moment.follow(same[0].moment)
+        matrix.moment.clear()
 
 
 def _condition_by_rows(same: Sequence[_Matrix], few: Float[Tensor, "groups rows features"]) -> None:
@@ -213,10 +239,10 @@ def _times_few(by: Conditioner, site: ConditionedLayer, matrix: Tensor) -> Tenso
     return done if done.dim() == 3 else done[None]
 
 
-def _multiply_by_average(matrix: _Matrix, conditioner: Tensor) -> None:
-    site, damping = matrix.site, matrix.moment.damping
+def _multiply_by_average(matrix: _Matrix, conditioner: Tensor, damping: float | Tensor) -> None:
+    site = matrix.site
     inspect: Inspect | None = None
-    if site.run.inspecting:
+    if site.run.inspecting and owns(matrix.moment, site):
         values = functools.partial(eigenvalues, conditioner, damping, site.run.options.power)
         inspect = functools.partial(site.inspect, values, damping)
     _rewrite(matrix, functools.partial(_times, conditioner, site), diagonal=conditioner, inspect=inspect)

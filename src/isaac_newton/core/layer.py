@@ -247,7 +247,7 @@ class ConditionedLayer:
     def gathers(self, moment: Moment | None) -> bool:
         """Whether the next step will look at what the backward passes before it gather."""
         options = self.run.options
-        return moment is None or not moment.is_made or moment.age > options.refresh - options.gathered_steps
+        return moment is None or moment.age == 0 or moment.age > options.refresh - options.gathered_steps
 
     def rests(self, where: WeightSlice) -> bool:
         """Whether the next step will not look at the rows of this matrix, so that they need not be formed."""

@@ -47,6 +47,8 @@ class Moment:
         self.conditioner: Tensor | None = None
         self.damping: float | Tensor = 0.0
         self.age = 0
+        #: With `spread`, the number of the rank that has these; the others know the age only.
+        self.owner: int | None = None
         #: The dtype of the rows; shape and dtype of the sum, and whether the other ranks know them.
         self.dtype: torch.dtype | None = None
         self.form: tuple[tuple[int, ...], torch.dtype] | None = None
@@ -60,9 +62,9 @@ class Moment:
         return bool(self.rows) or self.sum is not None
 
     @property
-    def is_made(self) -> bool:
-        """Whether a conditioner is there for the next step, if only that of λ = ∞, which is none."""
-        return self.conditioner is not None or (isinstance(self.damping, float) and self.damping == math.inf)
+    def is_plain(self) -> bool:
+        """Whether the last conditioner was that of λ = ∞, which is none."""
+        return isinstance(self.damping, float) and self.damping == math.inf
 
     @classmethod
     def of_rows(cls, r: Float[Tensor, "groups rows features"], count: float | Tensor, *, keep: bool) -> "Moment":
@@ -109,12 +111,12 @@ class Moment:
 
     def made_of(self) -> tuple[Hashable, ...]:
         """Equal for moments that consist of the same tensors, as those of layers with one input do."""
-        return *map(id, self.rows), *map(id, (self.sum, self.average, self.conditioner)), self.age, self.form
+        return *map(id, self.rows), *map(id, (self.sum, self.average, self.conditioner)), self.age, self.owner, self.form
 
     def follow(self, first: "Moment") -> None:
         """Have what another one has, which consisted of the same tensors."""
         self.average, self.weight, self.conditioner = first.average, first.weight, first.conditioner
-        self.damping, self.age = first.damping, first.age
+        self.damping, self.age, self.owner = first.damping, first.age, first.owner
 
     def keep_if(self, there: Tensor) -> None:
         """Forget what was gathered unless this is true, which only the device knows."""
@@ -145,7 +147,10 @@ class Moment:
         elif total is self.sum:
             total = total.clone()  # another moment may have it too
         count = torch.as_tensor(self.count, dtype=torch.float64, device=device)
-        ranks.add(total, count)
+        if self.owner is None:
+            ranks.add(total, count)
+        else:
+            ranks.add_at(self.owner, total, count)
         self.rows, self.sum, self.count = [], total, count.to(total.dtype)
 
     def clear(self) -> None:
@@ -178,8 +183,10 @@ class Moment:
     def load(self, state: Mapping[str, Any], device: torch.device, moved: dict[int, Tensor]) -> None:
         """The way back; `moved` is what others have brought to their device, so that what is shared stays so."""
         for name in _LASTING:
-            value = state[name]
+            value = state.get(name)
             setattr(self, name, moved.setdefault(id(value), value.to(device)) if isinstance(value, Tensor) else value)
+        if self.conditioner is None and not self.is_plain and self.owner is None:
+            self.age = 0  # with refresh=1 none is kept
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has backward passes of its own: what was gathered in those of the original is not its.
@@ -191,4 +198,4 @@ def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float64 if device.type == "cpu" else dtype
 
 
-_LASTING = ("average", "weight", "conditioner", "damping", "age", "form")
+_LASTING = ("average", "weight", "conditioner", "damping", "age", "owner", "form")

@@ -70,6 +70,7 @@ class Options:
     gather: int | None = None
     warm_up: int = 0
     power: float = 1.0
+    spread: bool = False
     ranks: Ranks | None = None
     keep_norm: bool = False
     #: Whether conditioners are made of fewer rows than a layer multiplies, or of copies.
@@ -81,6 +82,7 @@ class Options:
         check_choice("output_curvature", self.output_curvature, OutputCurvature)
         check_choice("when", self.when, When)
         check_flag("keep_norm", self.keep_norm)
+        check_flag("spread", self.spread)
         few = self.sharing == "reduce" or self.max_rows is not None or self.when == "step"
         object.__setattr__(self, "few_rows", few)
         check_count("samples", self.samples)
@@ -90,10 +92,12 @@ class Options:
         check_share("decay", self.decay, below_one=True)
         check_share("power", self.power)
         check_count("warm_up", self.warm_up, 0)
-        running = {name: getattr(self, name) for name in ("decay", "refresh", "gather", "warm_up", "power")}
-        if self.when == "backward" and tuple(running.values()) != (0.0, 1, None, 0, 1.0):
+        running = {name: getattr(self, name) for name in ("decay", "refresh", "gather", "warm_up", "power", "spread")}
+        if self.when == "backward" and tuple(running.values()) != (0.0, 1, None, 0, 1.0, False):
             given = ", ".join(f"{name}={value}" for name, value in running.items())
-            raise ValueError(f"decay, refresh, gather, warm_up and power are for when='step', got {given} with when='backward'")
+            raise ValueError(
+                f"decay, refresh, gather, warm_up, power and spread are for when='step', got {given} with when='backward'"
+            )
         self._check_gather()
 
     def _check_gather(self) -> None:
@@ -103,6 +107,8 @@ class Options:
                 f"gather says in how many of the last of every {self.refresh} steps rows are gathered: it must be at most "
                 f"refresh={self.refresh}, got {self.gather}"
             )
+        if self.spread and self.decay == 0 and self.refresh == 1:
+            raise ValueError("spread=True divides among ranks what lasts over steps: give a decay above 0, or refresh above 1")
         if self.decay == 0 and (self.warm_up or (self.gather or 1) > 1):
             raise ValueError(
                 f"gather={self.gather} and warm_up={self.warm_up} fill an average, and decay=0 keeps none: give a decay above "
