@@ -175,6 +175,23 @@ def test_a_warm_up_by_hand_and_with_a_closure_leaves_the_weights_alone() -> None
         assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+def test_a_warm_up_under_a_gradient_scaler_leaves_the_weights_alone() -> None:
+    model, (x, y) = network(), batch(0)
+    before = copy.deepcopy(model.state_dict())
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+    isaac.attach(model, damping=0.2, when="step", decay=0.8, warm_up=2).bind(optimizer)
+    for step in range(3):
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        if step == 1:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert not any(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 def test_two_optimizers_warm_up_together() -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())

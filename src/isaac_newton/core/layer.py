@@ -216,7 +216,10 @@ class ConditionedLayer:
 
     def gather(self, where: WeightSlice, rows: Rows, gradient: Tensor) -> None:
         """Keep rows for the step, unless the next step will not look at them; the gradient stays as it is."""
-        self.take(where, part_of(rows, keep=self.run.options.keeps_rows), gradient)
+        if self.rests(where):
+            self.pass_by(where, gradient)
+        else:
+            self.take(where, part_of(rows, keep=self.run.options.keeps_rows), gradient)
 
     def take(self, where: WeightSlice, part: Part, gradient: Tensor) -> None:
         """The same of rows whose second moment is known."""
