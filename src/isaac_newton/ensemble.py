@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from isaac_newton import kernels
-from isaac_newton.core.options import check_count
+from isaac_newton.core.checks import check_count
 from isaac_newton.kernels import cpu
 from isaac_newton.math import equations
 from isaac_newton.math.damping import as_float

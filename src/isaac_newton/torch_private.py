@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 __all__ = [
     "BATCH_NORMS",
+    "PARALLELIZED",
     "RECURRENT_KERNELS",
     "REPLICATE",
     "after_backward",
@@ -62,6 +63,8 @@ is_transformed: Callable[[], bool] = _C._are_functorch_transforms_active
 
 #: The common base of torch's batch norms.
 BATCH_NORMS: type[nn.Module] = nn.modules.batchnorm._NormBase
+#: Modules that tensor parallelism has changed have this attribute; FSDP2 leaves its shards in others.
+PARALLELIZED = "_distribute_module_applied"
 #: Under this name recurrent layers look their kernels up, once torch has checked what they were given.
 RECURRENT_KERNELS = "_VF"
 

@@ -91,7 +91,7 @@ class Watch:
         """The weight of these layers received a gradient; one of them should have been seen."""
         if self._run.is_plain:
             return
-        if any(self._sites[name].statistics.side for name in names):
+        if any(self._sites[name].statistics.backward_pass for name in names):
             self._compare(names, gradient)
             return
         self.gone |= dict.fromkeys(names, "used outside its layer")

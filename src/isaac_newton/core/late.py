@@ -103,9 +103,11 @@ class _Known:
 
     def enter(self, kept: Tensors) -> None:
         """In a backward pass: the gradients that come now can be conditioned."""
-        self.take(kept)
         self.known_in = torch_private.current_pass()
         uses = [use for use in self.uses if use is not None]
+        if all(use.slice is not None and use.layer.rests(use.slice) for use in uses):
+            return
+        self.take(kept)
         run = uses[0].layer.run
         if torch.is_grad_enabled():
             torch_private.after_backward(self.leave)

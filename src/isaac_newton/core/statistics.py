@@ -169,6 +169,10 @@ class Statistics:
         """Record a use of an embedding: one division for each number that came out, and no matrix."""
         self._note(backward_pass, _Lookup(tokens, width))
 
+    def note_pass(self, backward_pass: int) -> None:
+        """Record a backward pass in which a layer took no rows: its sizes stay those of the last one in which it did."""
+        self.backward_pass = backward_pass
+
     def _note(self, backward_pass: int, use: _Use | _Lookup) -> None:
         if backward_pass != self.backward_pass:
             self.backward_pass, self._uses = backward_pass, {}

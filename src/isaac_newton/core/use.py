@@ -11,6 +11,7 @@ from torch.autograd.graph import Node
 
 from isaac_newton import torch_private
 from isaac_newton.core.conditioner import Conditioner, invert, multiply
+from isaac_newton.core.gathering import gather
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.options import MOST_WAITING, Run
@@ -221,7 +222,7 @@ class Alone:
             bias = weight.new_zeros(use.outputs)
         with torch_private.full_precision(weight):
             if use.slice is not None:
-                use.layer.gather(use.slice, rows([use])[0], weight)
+                gather([use], [weight])
                 result = list(gradients)
             else:
                 if use.made is not None and use.made_in < 0:
@@ -300,9 +301,7 @@ class Opening:
 
 def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tensor]:
     if uses[0].slice is not None:
-        for use, found, gradient in zip(uses, rows(uses), gradients, strict=True):
-            assert use.slice is not None
-            use.layer.gather(use.slice, found, gradient)
+        gather(uses, gradients)
         return list(gradients)
     made, run = made_for(uses), uses[0].layer.run
     matrices = [
