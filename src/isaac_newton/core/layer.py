@@ -155,6 +155,11 @@ class ConditionedLayer:
             "isaac_newton.detach(model), and attach again afterwards"
         )
 
+    def met_frozen(self) -> None:
+        """It was called without a gradient for its weight: whoever watches may want to know, unless nobody wants any."""
+        if self.run.watch is not None and torch.is_grad_enabled():
+            self.run.watch.met_frozen(self.name)
+
     def fell_back(self, failures: int | Tensor = 1) -> None:
         """So many factorizations failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
         if isinstance(failures, Tensor):
@@ -180,14 +185,13 @@ class ConditionedLayer:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
         if made.lost_digits:
             self.lost_digits()
-        r = made.rows.r
-        *groups, count, features = r.shape
-        self.statistics.note_sizes(
-            self.run.backward_passes, made.rows.total, count, features, outputs, groups[0] if groups else 1, own
-        )
+        run, r = self.run, made.rows.r
+        shape = r.shape
+        groups = shape[0] if len(shape) > 2 else 1
+        self.statistics.note_sizes(run.backward_passes, made.rows.total, shape[-2], shape[-1], outputs, groups, own)
         if self.left is not None:
             self.left.append(conditioned)
-        if self.run.inspecting:
+        if run.inspecting:
             before = plain if isinstance(plain, Tensor) else plain()
             self.inspect(lambda: equations.spectrum(r), made.damping, before, conditioned)
 

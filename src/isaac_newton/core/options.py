@@ -75,6 +75,8 @@ class Options:
     keep_norm: bool = False
     #: Whether conditioners are made of fewer rows than a layer multiplies, or of copies.
     few_rows: bool = field(init=False)
+    #: Whether the rows of a backward pass on this rank condition its gradient, and nothing else does.
+    is_of_each_pass: bool = field(init=False)
 
     def __post_init__(self) -> None:
         check_choice("sharing", self.sharing, Sharing)
@@ -85,6 +87,7 @@ class Options:
         check_flag("spread", self.spread)
         few = self.sharing == "reduce" or self.max_rows is not None or self.when == "step"
         object.__setattr__(self, "few_rows", few)
+        object.__setattr__(self, "is_of_each_pass", self.when == "backward" and self.ranks is None)
         check_count("samples", self.samples)
         check_count("refresh", self.refresh)
         if self.max_rows is not None:
@@ -140,7 +143,7 @@ class Options:
                 f"ζ (output_damping={output_damping}) with output_curvature={self.output_curvature!r} needs every row: it "
                 f"works with max_rows=None, got max_rows={self.max_rows}; use output_curvature='empirical'"
             )
-        if self.when == "step" or self.ranks is not None:
+        if not self.is_of_each_pass:
             raise ValueError(
                 f"ζ (output_damping={output_damping}) conditions each backward pass on its rank: it works with "
                 "when='backward' and without process_group; use output_damping=math.inf for ζ*"
@@ -292,6 +295,8 @@ class Run:
 
     def damping_now(self) -> tuple[float | Tensor, RelativeTo]:
         """λ, or ρ and what it is relative to, for the current backward pass or step."""
+        if self.capture is None and isinstance(self.damping, float):
+            return self.damping, ""
         strength, relative = number(self.damping, self.step)
         return (strength if self.capture is None else self.capture.damping), relative
 
