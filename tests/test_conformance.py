@@ -129,6 +129,10 @@ def test_compiled_models_equal_eager_ones(compiled, check: str, most: int) -> No
         pytest.param("step", marks=row(COMPILE, 'when="step": one graph, equal to eager')),
         pytest.param("step with an average", marks=row(COMPILE, 'when="step" with decay and power: one graph, equal to eager')),
         pytest.param(
+            "step, gathered now and then",
+            marks=row(COMPILE, 'when="step" with gather and warm_up: one graph, equal to eager'),
+        ),
+        pytest.param(
             "damping",
             marks=row(
                 COMPILE,

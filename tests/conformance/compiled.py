@@ -335,6 +335,7 @@ GROUPS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         "joint": lambda: with_options(bias="joint", damping=isaac.Relative(0.2)),
         "step": lambda: with_options(when="step"),
         "step with an average": lambda: with_options(when="step", decay=0.5, power=0.5, bias="joint", sharing="reduce"),
+        "step, gathered now and then": lambda: with_options(when="step", decay=0.5, refresh=2, gather=1, warm_up=1),
         "mask": masked,
         "damping": damping_changes,
         "schedule": damping_schedule,

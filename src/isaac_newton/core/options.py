@@ -107,15 +107,13 @@ class Options:
         """Refuse to gather what nobody would look at."""
         if self.gather is not None and check_count("gather", self.gather) > self.refresh:
             raise ValueError(
-                f"gather says in how many of the last of every {self.refresh} steps rows are gathered: it must be at most "
-                f"refresh={self.refresh}, got {self.gather}"
+                f"gather counts the last steps before a refresh: at most refresh={self.refresh}, got {self.gather}"
             )
         if self.spread and self.decay == 0 and self.refresh == 1:
             raise ValueError("spread=True divides among ranks what lasts over steps: give a decay above 0, or refresh above 1")
         if self.decay == 0 and (self.warm_up or (self.gather or 1) > 1):
             raise ValueError(
-                f"gather={self.gather} and warm_up={self.warm_up} fill an average, and decay=0 keeps none: give a decay above "
-                "0, such as 0.95"
+                f"gather={self.gather} and warm_up={self.warm_up} fill an average, and decay=0 keeps none: give decay=0.95, say"
             )
 
     @property
