@@ -25,6 +25,7 @@ __all__ = [
     "first_global_row",
     "full_precision",
     "has_values",
+    "hint",
     "is_autocast_on",
     "is_flattened",
     "is_hooked",
@@ -85,6 +86,11 @@ def saves_elsewhere() -> bool:
 def has_values(x: Tensor) -> bool:
     """Whether values are there to be looked at: not those of traced tensors, nor of batched ones in torch.func."""
     return not (torch.compiler.is_compiling() or _C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def hint(size: Any) -> int:
+    """A dynamic size, in the batch for which code is compiled."""
+    return int(size.node.hint)
 
 
 def is_one_of_many(x: Tensor) -> bool:

@@ -70,6 +70,8 @@ class ConditionedLayer:
         self.gatherings: dict[str, Gathering] = {}
         #: The bucket of its weight, and the number of the weight there.
         self.bucket: tuple[Bucket, int] | None = None
+        #: The sizes of its uses in the code that was compiled last, and what stands for that compilation.
+        self.compiled: tuple[weakref.ref[Any], list[tuple[Any, ...]]] | None = None
         if run.options.when == "step" and module is not None:
             for parameter, tensor in module.named_parameters():
                 if is_sharded(tensor):
@@ -176,6 +178,12 @@ class ConditionedLayer:
         if self.run.inspecting:
             before = plain if isinstance(plain, Tensor) else plain()
             self.inspect(lambda: equations.spectrum(r), made.damping, before, conditioned)
+
+    def note_compiled(self, compilation: object, sizes: tuple[Any, ...]) -> None:
+        """The compiler came to a use of these sizes."""
+        if self.compiled is None or self.compiled[0]() is not compilation:
+            self.compiled = weakref.ref(compilation), []
+        self.compiled[1].append(sizes)
 
     def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
         """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.
