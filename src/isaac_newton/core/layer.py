@@ -71,7 +71,7 @@ class ConditionedLayer:
         #: The bucket of its weight, and the number of the weight there.
         self.bucket: tuple[Bucket, int] | None = None
         #: The sizes of its uses in the code that was compiled last, and what stands for that compilation.
-        self.compiled: tuple[weakref.ref[Any], list[tuple[Any, ...]]] | None = None
+        self.compiled: tuple[weakref.ref[Any] | None, list[tuple[Any, ...]]] = None, []
         if run.options.when == "step" and module is not None:
             for parameter, tensor in module.named_parameters():
                 if is_sharded(tensor):
@@ -92,6 +92,9 @@ class ConditionedLayer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._enroll()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "compiled": (None, [])}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
@@ -181,7 +184,8 @@ class ConditionedLayer:
 
     def note_compiled(self, compilation: object, sizes: tuple[Any, ...]) -> None:
         """The compiler came to a use of these sizes."""
-        if self.compiled is None or self.compiled[0]() is not compilation:
+        before, _ = self.compiled
+        if before is None or before() is not compilation:
             self.compiled = weakref.ref(compilation), []
         self.compiled[1].append(sizes)
 

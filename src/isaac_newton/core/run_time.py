@@ -1,8 +1,9 @@
 """The operators of compiled code: what a trace would keep as it was on the day that it was made.
 
 λ and the draw change from pass to pass, and a pass has to be counted. Small operators do that; they read no tensor, so that one
-graph calls each once, however many layers ask. An inverse by Triton is another one, which a CUDA graph may hold.
-Where numerics look at values, and with masks, ranks and `when="step"`, one operator for each layer runs what eager code runs.
+graph calls each once, however many layers ask. Another one inverts: it may choose a precision, and the compiler would make many
+kernels of it. Where more depends on values, and with ranks and `when="step"`, one operator for each layer runs what eager code
+runs.
 """
 
 from collections.abc import Callable
@@ -58,12 +59,16 @@ def _run_of(number: int) -> Run:
     return next(run for run in LIVE if run.number == number)
 
 
+def _compiled_layers(run: Run) -> list[ConditionedLayer]:
+    return [layer for layer in live_layers() if layer.run is run and layer.compiled[1]]
+
+
 def _passing(run: int, device: torch.device) -> Tensor:
     """A one for gradients to be multiplied by. So it belongs to the backward pass, counts it, and fills the statistics."""
     found = _run_of(run)
     found.enter_pass()
-    for layer in live_layers():
-        if layer.run is found and layer.compiled is not None and layer.statistics.backward_pass != found.backward_passes:
+    for layer in _compiled_layers(found):
+        if layer.statistics.backward_pass != found.backward_passes:
             for sizes in layer.compiled[1]:
                 layer.statistics.note_sizes(found.backward_passes, *sizes)
     return torch.ones((), device=device)
@@ -102,19 +107,27 @@ def _draw(run: int, total: int, most: int, device: torch.device) -> Tensor:
 draw = operator(_draw, lambda run, total, most, device: torch.empty(most, dtype=torch.long, device=device))
 
 
-def _inverse(r: Tensor, strength: Tensor, relative: str, outputs: int, in_difference: bool) -> Tensor:
-    """That of `invert`, by kernels that read the strength where it lies."""
-    rows = Rows(r, len(r), in_difference=in_difference, outputs=outputs)
-    (made,) = invert([rows], strength, relative)  # type: ignore[arg-type]
-    assert made.inverse is not None
-    return made.inverse
+def _inverse(r: Tensor, strength: Tensor, relative: str, in_difference: bool, run: int) -> Tensor:
+    """That of `invert`, in the type of the rows; for all layers that have these rows."""
+    rows = Rows(r, len(r), in_difference=in_difference)
+    now = float(strength) if strength.device.type == "cpu" else strength
+    (made,) = invert([rows], now, relative)  # type: ignore[arg-type]
+    if isinstance(made.failures, Tensor) or made.failures:
+        for layer in _compiled_layers(_run_of(run)):
+            if any(sizes[1:3] == r.shape[-2:] for sizes in layer.compiled[1]):
+                layer.fell_back(made.failures)
+    if made.inverse is not None:
+        return cast(made.inverse, r.dtype)
+    identity = torch.eye(min(r.shape[-2:]), dtype=r.dtype, device=r.device).expand(*r.shape[:-2], -1, -1)
+    return torch.zeros_like(identity) if in_difference else identity
 
 
 def _square(r: Tensor, *rest: object) -> Tensor:
-    side = min(r.shape)
-    return r.new_empty(side, side)
+    side = min(r.shape[-2:])
+    return r.new_empty(*r.shape[:-2], side, side)
 
 
+# A CUDA graph may hold it: λ is read where it lies.
 inverse = operator(_inverse, _square, tags=())
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from isaac_newton import torch_private
 from isaac_newton.core import run_time
-from isaac_newton.core.conditioner import MOST_SWEPT, Conditioner, invert, multiply, multiply_own
+from isaac_newton.core.conditioner import MOST_SWEPT, Conditioner, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR
 from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, sequence, working_dtype
@@ -293,14 +293,12 @@ def _traced_conditioner(found: _Found, layer: ConditionedLayer, outputs: int, *,
     groups, count, features = found.r.shape
     uncompiled.note(found.r, layer.number, found.total, count, features, outputs, groups, own)
     strength = run_time.strength(run.number, found.r.device)
-    keep_norm = run.options.keep_norm
     r = found.r[0] if groups == 1 else found.r
     rows = Rows(r, found.total, None, not own and count < features, outputs)
-    if _is_inverted_by_triton(found.r):
-        inverse = run_time.inverse(r, strength.to(torch.float32), run.relative or "", outputs, rows.in_difference)
-        return Conditioner(rows, inverse, keeps_norm=keep_norm)
-    (made,) = invert([rows], strength, run.relative or "", keep_norm=keep_norm)
-    return made
+    # Triton reads λ as rows are.
+    now = strength.to(torch.float32) if _is_inverted_by_triton(found.r) else strength
+    inverse = run_time.inverse(r, now, run.relative or "", rows.in_difference, run.number)
+    return Conditioner(rows, inverse, keeps_norm=run.options.keep_norm)
 
 
 def _traced_rows(x: Tensor, mask: Tensor | None, layout: Layout, layer: ConditionedLayer) -> _Found:
