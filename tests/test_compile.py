@@ -22,12 +22,12 @@ from torch.nn import functional as F
 import isaac_newton as isaac
 
 worst = 0.0
-for options in ({}, {"damping": isaac.Relative(0.5), "bias": "joint"}):
+for backend, options in (("inductor", {}), ("aot_eager", {"damping": isaac.Relative(0.5), "bias": "joint"})):
     model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(inplace=True), nn.Linear(30, 5))
     eager = copy.deepcopy(model)
     isaac.attach(model, **options)
     isaac.attach(eager, **options)
-    compiled = torch.compile(model, fullgraph=True)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     for shape in ((96, 20), (24, 4, 20)):
         x, y = torch.randn(shape), torch.randint(5, (96,))
         F.cross_entropy(compiled(x).reshape(96, 5), y).backward()

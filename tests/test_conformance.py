@@ -193,7 +193,9 @@ def test_compiled_code_counts_as_eager_code_does(compiled) -> None:
 
 @row(COMPILE, "Blocks compiled one by one: every layer keeps its own conditioner")
 def test_blocks_can_be_compiled_by_themselves(compiled) -> None:
-    assert compiled("options", "blocks")["error"] <= 1e-12
+    found = compiled("options", "blocks")
+    assert found["error"] <= 1e-12
+    assert found["same"]
 
 
 @row(

@@ -49,6 +49,17 @@ def test_a_pass_knows_whether_its_graph_is_kept(kept: bool) -> None:
     assert asked(lambda ctx: torch_private.keeps_graph(), retain_graph=kept) == [kept]
 
 
+def test_a_dynamic_size_is_known_while_code_is_compiled_for_it() -> None:
+    found = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        found.extend(torch_private.hint(size) for size in inputs if isinstance(size, torch.SymInt))
+        return graph.forward
+
+    torch.compile(lambda x: x + 1, backend=backend, dynamic=True)(torch.ones(5))
+    assert found == [5]
+
+
 def test_a_pass_knows_which_leaves_it_computes() -> None:
     weight, other, found = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3)), []
 

@@ -205,8 +205,8 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        fresh = {"_source": None, "waiting": [], "made": {}, "bound": False, "watch": None, "_pass": -1, "_stepped": set[int]()}
-        return {**self.__dict__, **fresh}
+        fresh: dict[str, Any] = {"_source": None, "waiting": [], "made": {}, "bound": False, "watch": None, "_pass": -1}
+        return {**self.__dict__, **fresh, "_stepped": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -25,6 +25,8 @@ from isaac_newton.torch_private import current_pass, has_values
 
 __all__ = ["condition", "draw", "gather_rows", "inverse", "operator", "own", "own_gradient", "passing", "strength"]
 
+#: Of λ to the largest eigenvalue, on a CPU: a difference of float32 numbers may be wrong by a thousandth where it is smaller.
+_LEAST_RATIO = 1e-4
 # A replayed CUDA graph would not ask again: the compiler keeps these operators out of them.
 _ASKS = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
 
@@ -109,17 +111,24 @@ draw = operator(_draw, lambda run, total, most, device: torch.empty(most, dtype=
 
 def _inverse(r: Tensor, strength: Tensor, relative: str, in_difference: bool, run: int) -> Tensor:
     """That of `invert`, in the type of the rows; for all layers that have these rows."""
-    rows = Rows(r, len(r), in_difference=in_difference)
     now = float(strength) if strength.device.type == "cpu" else strength
-    (made,) = invert([rows], now, relative)  # type: ignore[arg-type]
+    (made,) = invert([Rows(r, len(r), in_difference=in_difference)], now, relative)  # type: ignore[arg-type]
     if isinstance(made.failures, Tensor) or made.failures:
-        for layer in _compiled_layers(_run_of(run)):
-            if any(sizes[1:3] == r.shape[-2:] for sizes in layer.compiled[1]):
-                layer.fell_back(made.failures)
+        for layer in _layers_with(r, run):
+            layer.fell_back(made.failures)
+    if in_difference and isinstance(now, float) and now < _LEAST_RATIO and r.dtype is torch.float32:
+        for layer in _layers_with(r, run):
+            layer.lost_digits()
     if made.inverse is not None:
         return cast(made.inverse, r.dtype)
     identity = torch.eye(min(r.shape[-2:]), dtype=r.dtype, device=r.device).expand(*r.shape[:-2], -1, -1)
     return torch.zeros_like(identity) if in_difference else identity
+
+
+def _layers_with(r: Tensor, run: int) -> list[ConditionedLayer]:
+    """Those for which the compiler saw as many rows and features."""
+    size = tuple(r.shape[-2:])
+    return [layer for layer in _compiled_layers(_run_of(run)) if any(sizes[1:3] == size for sizes in layer.compiled[1])]
 
 
 def _square(r: Tensor, *rest: object) -> Tensor:
