@@ -49,15 +49,27 @@ def test_a_pass_knows_whether_its_graph_is_kept(kept: bool) -> None:
     assert asked(lambda ctx: torch_private.keeps_graph(), retain_graph=kept) == [kept]
 
 
-def test_a_dynamic_size_is_known_while_code_is_compiled_for_it() -> None:
-    found = []
+ASKED: list[Any] = []
 
-    def backend(graph: Any, inputs: list[Any]) -> Any:
-        found.extend(torch_private.hint(size) for size in inputs if isinstance(size, torch.SymInt))
-        return graph.forward
 
-    torch.compile(lambda x: x + 1, backend=backend, dynamic=True)(torch.ones(5))
-    assert found == [5]
+def _answer(context: Any) -> None:
+    name, size = (context.get_local(each, stacklevel=1) for each in ("name", "size"))
+    ASKED.append((name.as_python_constant(), torch_private.hint(size.as_fake())))
+
+
+def _ask(name: str, size: int) -> None:
+    torch_private.while_compiling(_answer)
+
+
+def test_the_compiler_says_once_what_it_knows_dynamic_sizes_too() -> None:
+    def function(x: Tensor) -> Tensor:
+        _ask("a name", len(x))
+        return x + 1
+
+    compiled = torch.compile(function, backend="eager", dynamic=True, fullgraph=True)
+    for count in (5, 7):
+        compiled(torch.ones(count))
+    assert ASKED == [("a name", 5)]
 
 
 def test_a_pass_knows_which_leaves_it_computes() -> None:

@@ -42,6 +42,7 @@ __all__ = [
     "saves_elsewhere",
     "sparse_parts",
     "version",
+    "while_compiling",
     "will_compute",
 ]
 
@@ -91,6 +92,13 @@ def has_values(x: Tensor) -> bool:
 def hint(size: Any) -> int:
     """A dynamic size, in the batch for which code is compiled."""
     return int(size.node.hint)
+
+
+def while_compiling(function: Callable[[Any], None]) -> None:
+    """Call it when the compiler reads this. Its argument has the caller's variables, as `get_local(name, stacklevel=1)`."""
+    from torch._dynamo.comptime import comptime  # importing the compiler takes a second, and here it is there
+
+    comptime(function)
 
 
 def is_one_of_many(x: Tensor) -> bool:

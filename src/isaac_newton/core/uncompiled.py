@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.comptime import comptime
 
 from isaac_newton import torch_private
 from isaac_newton.core import gradient
@@ -22,14 +21,15 @@ def note(r: Tensor, layer: int, total: int, count: int, features: int, outputs: 
 
     Where sizes are dynamic, they are those of the batch for which the code was compiled.
     """
-    comptime(_note)
+    torch_private.while_compiling(_note)
 
 
 def _note(context: Any) -> None:
-    number, *sizes = [_value(context.get_local(name)) for name in ("layer", "total", "count", "features", "outputs", "groups")]
+    names = ("r", "layer", "own", "total", "count", "features", "outputs", "groups")
+    r, layer, own, *sizes = [context.get_local(name, stacklevel=1) for name in names]
     # One trace has one mode, and a layer may be called several times in it.
-    mode = context.get_local("r").as_fake().fake_mode
-    layer_of(number).note_compiled(mode, (*sizes, context.get_local("own").as_python_constant()))
+    compilation = r.as_fake().fake_mode
+    layer_of(_value(layer)).note_compiled(compilation, (*map(_value, sizes), own.as_python_constant()))
 
 
 def _value(variable: Any) -> int:
