@@ -191,6 +191,13 @@ def test_compiled_code_counts_as_eager_code_does(compiled) -> None:
     assert compiled("options", "statistics")["same"]
 
 
+@row(COMPILE, "Digits that float32 cannot keep are counted and warned about in compiled code too")
+def test_compiled_code_says_where_digits_are_lost(compiled) -> None:
+    found = compiled("options", "digits")
+    assert found["lost"] == {"0": 1, "2": 1}
+    assert any("digits were lost in layer" in message for message in found["said"])
+
+
 @row(COMPILE, "Blocks compiled one by one: every layer keeps its own conditioner")
 def test_blocks_can_be_compiled_by_themselves(compiled) -> None:
     found = compiled("options", "blocks")

@@ -294,6 +294,17 @@ def statistics() -> dict[str, Any]:
     return pair.found(same=_same_statistics(pair) and _same_statistics(automatic))
 
 
+def digits() -> dict[str, Any]:
+    """Of float32 numbers, with a λ that leaves next to nothing of a gradient."""
+    pair = Pair(mlp, damping=isaac.Relative(5e-5, to="largest"), max_rows=8)
+    pair.models[0].float()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        pair.compiled(vectors(20).float()).square().sum().backward()
+    lost = {name: value.fallbacks for name, value in pair.handles[0].statistics.items()}
+    return pair.found(lost=lost, said=[str(warning.message) for warning in said])
+
+
 def _same_statistics(pair: Pair) -> bool:
     same = True
     for name, value in pair.handles[0].statistics.items():
@@ -416,6 +427,7 @@ GROUPS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         "changes": changes,
         "checkpointed": checkpointed,
         "statistics": statistics,
+        "digits": digits,
         "empirical": empirical,
         "sampled": sampled,
         "drawn": drawn,

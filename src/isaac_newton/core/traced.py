@@ -16,12 +16,12 @@ from torch.nn import functional as F
 
 from isaac_newton import torch_private
 from isaac_newton.core import run_time
-from isaac_newton.core.conditioner import MOST_SWEPT, Conditioner, multiply, multiply_own
+from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR
 from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, sequence, working_dtype
 from isaac_newton.core.use import Use, conditioners, has_own_form
-from isaac_newton.kernels import has_triton
+from isaac_newton.kernels import MOST_INVERTED, Inverted, has_triton
 from isaac_newton.math.patches import Patches
 
 __all__ = ["apply", "condition", "hand_out", "is_traced", "tangent_of_linear"]
@@ -282,7 +282,7 @@ def _is_seen_through(layer: ConditionedLayer, found: _Found) -> bool:
 
 
 def _is_inverted_by_triton(r: Tensor) -> bool:
-    return _HAS_TRITON and r.is_cuda and r.dtype is torch.float32 and len(r) == 1 and min(r.shape[1:]) <= MOST_SWEPT
+    return _HAS_TRITON and r.is_cuda and r.dtype is torch.float32 and len(r) == 1 and min(r.shape[1:]) <= MOST_INVERTED
 
 
 def _traced_conditioner(found: _Found, layer: ConditionedLayer, outputs: int, *, own: bool) -> Conditioner:
@@ -298,7 +298,7 @@ def _traced_conditioner(found: _Found, layer: ConditionedLayer, outputs: int, *,
     # Triton reads λ as rows are.
     now = strength.to(torch.float32) if _is_inverted_by_triton(found.r) else strength
     inverse = run_time.inverse(r, now, run.relative or "", rows.in_difference, run.number)
-    return Conditioner(rows, inverse, keeps_norm=run.options.keep_norm)
+    return Conditioner(rows, Inverted(inverse), keeps_norm=run.options.keep_norm)
 
 
 def _traced_rows(x: Tensor, mask: Tensor | None, layout: Layout, layer: ConditionedLayer) -> _Found:
