@@ -14,19 +14,17 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from isaac_newton import torch_private
+from isaac_newton import kernels, torch_private
 from isaac_newton.core import run_time
 from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR
 from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, sequence, working_dtype
 from isaac_newton.core.use import Use, conditioners, has_own_form
-from isaac_newton.kernels import MOST_INVERTED, Inverted, has_triton
+from isaac_newton.kernels import Inverted
 from isaac_newton.math.patches import Patches
 
 __all__ = ["apply", "condition", "hand_out", "is_traced", "tangent_of_linear"]
-
-_HAS_TRITON = has_triton()
 
 
 def is_traced() -> bool:
@@ -282,7 +280,9 @@ def _is_seen_through(layer: ConditionedLayer, found: _Found) -> bool:
 
 
 def _is_inverted_by_triton(r: Tensor) -> bool:
-    return _HAS_TRITON and r.is_cuda and r.dtype is torch.float32 and len(r) == 1 and min(r.shape[1:]) <= MOST_INVERTED
+    if not (kernels.HAS_TRITON and r.is_cuda):
+        return False
+    return r.dtype is torch.float32 and len(r) == 1 and min(r.shape[1:]) <= kernels.MOST_INVERTED
 
 
 def _traced_conditioner(found: _Found, layer: ConditionedLayer, outputs: int, *, own: bool) -> Conditioner:
