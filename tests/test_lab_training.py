@@ -28,7 +28,7 @@ from isaac_lab.studies import recipes
 from isaac_lab.training import Options, StoppedError, Training, train
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import WORKLOADS, Workload, load
-from isaac_lab.workloads.gpt import Characters
+from isaac_lab.workloads.characters import Characters
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "lab_digests.json").read_text(encoding="utf-8"))
 MLP = Trial("mnist-mlp", "sgd", (("learning_rate", 0.3),), steps=8, points=2, small=True)

@@ -155,7 +155,7 @@ def test_an_epoch_has_every_example_once_and_the_next_another_order() -> None:
 def test_an_incomplete_batch_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     task = text.load("toy-cola")
     short = text.Split(task.train.first[:13], None, task.train.labels[:13])
-    workload = glue.Acceptability(replace(task, train=short), glue.tiny(), "cpu")
+    workload = glue.Glue(replace(task, train=short), glue.tiny(), "cpu")
     assert [len(batch[-1]) for batch in workload.batches(0, 0)] == [8, 5]
     assert workload.steps == 2
 
@@ -165,7 +165,7 @@ def test_all_methods_see_the_same_batches_and_start_from_the_same_weights(monkey
     seen: dict[str, list[Tensor]] = {}
     started: dict[str, list[Tensor]] = {}
     for conditioning in ("none", "zeta_star", "reduce"):
-        plain_loss, plain_model = glue.Acceptability.loss, glue.Acceptability.model
+        plain_loss, plain_model = glue.Glue.loss, glue.Glue.model
         seen[conditioning], started[conditioning] = [], []
 
         def loss(
@@ -180,8 +180,8 @@ def test_all_methods_see_the_same_batches_and_start_from_the_same_weights(monkey
             return made
 
         with monkeypatch.context() as patch:
-            patch.setattr(glue.Acceptability, "loss", loss)
-            patch.setattr(glue.Acceptability, "model", model)
+            patch.setattr(glue.Glue, "loss", loss)
+            patch.setattr(glue.Glue, "model", model)
             train([_trial("cola", conditioning, steps=4, points=1)], workload, Options())
     for kept in (seen, started):
         assert len(kept["none"]) >= 4
@@ -234,7 +234,7 @@ def test_rows_of_one_length_have_no_padding() -> None:
 def test_on_a_gpu_there_is_a_graph_for_each_length(conditioning: str) -> None:
     task = text.load("toy-cola")
     long = tuple(f"{sentence} {sentence}" if number < 40 else sentence for number, sentence in enumerate(task.train.first))
-    workload = glue.Acceptability(replace(task, train=replace(task.train, first=long)), glue.tiny(), "cuda")
+    workload = glue.Glue(replace(task, train=replace(task.train, first=long)), glue.tiny(), "cuda")
     assert {batch[0].shape[1] for batch in workload.batches(0, 0)} == {16, 24}
     trial = _trial("cola", conditioning, "adam", 3e-3, schedule="linear", steps=80, points=2)
     (record,) = train([trial], workload, Options("cuda"))

@@ -5,7 +5,8 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
 
 from isaac_lab.trial import Settings, Trial, TrialError
 
@@ -27,7 +28,7 @@ WORKLOADS: Mapping[str, str] = {
     "mnist-autoencoder": "mlp",
     "fashion-autoencoder": "mlp",
     "cifar-resnet18": "resnet",
-    "char-gpt": "gpt",
+    "char-gpt": "characters",
     "cola": "glue",
     "mrpc": "glue",
     "stsb": "glue",
@@ -36,8 +37,8 @@ WORKLOADS: Mapping[str, str] = {
     "mnist-vae": "vae",
     "deep-autoencoder": "autoencoder",
     "cifar-vit": "vit",
-    "nano-gpt": "gpt",
-    "char-lstm": "lstm",
+    "nano-gpt": "characters",
+    "char-lstm": "characters",
     "fourier-field": "field",
     "siren": "field",
     "photograph": "field",
@@ -73,7 +74,7 @@ class Workload(abc.ABC):
     checksum: str = ""
     batch: int
     quantity: str = "train_loss"
-    metrics: ClassVar[Mapping[str, str]] = {}
+    metrics: Mapping[str, str] = MappingProxyType({})
     flat: bool = False
     last: str
     steps: int
@@ -124,12 +125,12 @@ class Workload(abc.ABC):
 
 
 #: `factory(small, device, folder, **variant)`, and what may be in the variant; "split" where examples can be cut for searches.
-_Factory = Callable[..., Workload]
-_FACTORIES: dict[str, tuple[_Factory, tuple[str, ...]]] = {}
+_Factory = TypeVar("_Factory", bound=Callable[..., Workload])
+_FACTORIES: dict[str, tuple[Callable[..., Workload], tuple[str, ...]]] = {}
 
 
 def registered(name: str, *variant: str) -> Callable[[_Factory], _Factory]:
-    """Make a factory known, with what may be in its variant."""
+    """Make a factory or a class known, with what may be in its variant."""
 
     def register(factory: _Factory) -> _Factory:
         _FACTORIES[name] = factory, variant

@@ -1,8 +1,8 @@
 """DeepONet's first example: the antiderivative of a random function, from its values at a hundred points."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,7 @@ class Antiderivative(Examples):
     """Squared error at all points; all functions are one batch. Reported is the mean relative error of a test function."""
 
     quantity = "test_loss"
-    metrics: ClassVar[Mapping[str, str]] = {"test_error": "Relative error"}
+    metrics = MappingProxyType({"test_error": "Relative error"})
     last = "trunk.2"
 
     def __init__(

@@ -5,9 +5,10 @@ stand and what happened are buffers of the model, so that a checkpoint has them.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +116,7 @@ class CartPole(Workload):
     """
 
     quantity = "test_loss"
-    metrics: ClassVar[Mapping[str, str]] = {"test_return": "Return of a round"}
+    metrics = MappingProxyType({"test_return": "Return of a round"})
     last = "critic.4"
     data = "cart and pole, generated"
 
