@@ -8,19 +8,10 @@ from typing import Any
 
 from isaac_lab.report.docs import wrapped
 from isaac_lab.report.tables import Table, table
-from isaac_lab.scaling import (
-    AUTOMATIC,
-    LIMIT,
-    Machine,
-    Overhead,
-    Setting,
-    Shape,
-    Workload,
-    best,
-    overhead,
-    plain_memory,
-    plain_seconds,
-)
+from isaac_lab.scaling.compute import plain_seconds
+from isaac_lab.scaling.overhead import AUTOMATIC, LIMIT, Overhead, best, overhead
+from isaac_lab.scaling.sizes import Machine, Setting, Shape, Workload
+from isaac_lab.scaling.storage import plain_memory
 
 __all__ = ["AVERAGED", "EVERY_ROW", "RARE", "Cell", "Plan", "automatic", "blocks", "cell", "cells", "chosen"]
 
@@ -255,37 +246,17 @@ def _at_tokens(shape: Shape, tokens: int, plan: Plan) -> str:
     return cost if found.reached else f"none; fastest: {cost}"
 
 
-_SOURCES = {
-    "half": ("bf16 products, TFLOP/s", 1e12, "data sheet of the H100 and H200 (NVIDIA)"),
-    "tensor_single": ("TF32 products, TFLOP/s", 1e12, "data sheet"),
-    "single": ("float32 products, TFLOP/s", 1e12, "data sheet"),
-    "double": ("float64 products on tensor cores, TFLOP/s", 1e12, "data sheet"),
-    "bandwidth": ("memory, TB/s", 1e12, "data sheet"),
-    "memory": ("memory, GB", 1e9, "data sheet"),
-    "nvlink": ("NVLink, one direction, GB/s per GPU", 1e9, "data sheet: 900 GB/s in both directions together"),
-    "network": ("network, one direction, GB/s per GPU", 1e9, "one 400 Gb/s adapter per GPU (DGX H100 user guide)"),
-    "per_node": ("GPUs in a node", 1, "DGX H100 user guide"),
-    "step": ("share of the bf16 peak in a plain step", 1, "38 to 43 % on 16,384 H100 (The Llama 3 Herd of Models, 2024)"),
-    "product": ("share of the peak in a product", 1, "assumed; a small product on an H200 is under the checks"),
-    "factor": ("share of the float64 peak in a factorization", 1, "assumed, half of a product's; no measurement"),
-    "eigen": ("share of the float64 peak in an eigensolver", 1, "assumed; no measurement. Used where `power` is not 1"),
-    "copy": ("share of the memory's bandwidth", 1, "assumed; no measurement"),
-    "link": ("share of NVLink and network", 1, "assumed; no measurement"),
-    "column": ("µs per column of a factorization, at least", 1e-6, "between two records of an H200, under the checks"),
-    "collective": ("µs per collective, at least", 1e-6, "assumed; no measurement"),
-    "activation": ("bytes per number in activations", 1, "bf16"),
-    "covariance": ("bytes per number in a covariance", 1, "the library: float32 on a GPU, float64 on a CPU"),
-    "inverse": ("FLOP of an inverse from its factor, over n³", 1, "torch solves for it with cuSOLVER; LAPACK needs 2/3"),
-    "fused": ("rows up to which an inverse is one float32 kernel", 1, "the library"),
-    "swept": ("rows up to which gradients are subtracted from by a kernel", 1, "the library"),
-    "subtracts": ("TFLOP/s that this kernel attains", 1e12, "BERT on an H200, `models-cuda-eager.json`; under the checks"),
-}
-
-
 def _assumptions(plan: Plan) -> str:
-    body = []
-    for name, (meaning, unit, source) in _SOURCES.items():
-        body.append([f"`{name}`", meaning, f"{getattr(plan.machine, name) / unit:g}", source])
+    body = [
+        [
+            f"`{one.name}`",
+            one.metadata["meaning"],
+            f"{getattr(plan.machine, one.name) / one.metadata['unit']:g}",
+            one.metadata["source"],
+        ]
+        for one in dataclasses.fields(plan.machine)
+        if one.metadata
+    ]
     return table(["Option", "Meaning", "Value", "Source"], body, ("Option", "Meaning", "Source")).markdown()
 
 
