@@ -1,7 +1,8 @@
 """The benchmarks: Table 2, scaling, shapes, models, the grid. Each yields one record per mode."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from isaac_lab.bench import counting, memory, timing
@@ -190,13 +191,7 @@ def file_stem(record: Record) -> str:
     return "-".join(parts)
 
 
-def _time(
-    problem: Problem,
-    methods: Mapping[str, Method],
-    mode: Mode,
-    plan: Plan,
-    limit: float = float("inf"),
-) -> Record:
+def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Plan, limit: float = math.inf) -> Record:
     """Every method on one problem: raw times of each round, and their summary."""
     plan.tick(problem.title, 0)
 
@@ -209,21 +204,13 @@ def _time(
             raise RuntimeError(f"the plain step of {problem.title} {skipped[BASELINE]}")
         timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait, tick=tick)
     skipped |= {name: f"left out: one step takes {seconds:.0f} s" for name, seconds in timings.too_slow.items()}
-    ratios = timing.ratios(timings.seconds, BASELINE)
-    results: list[Record] = []
-    for name in methods:
-        if name in skipped:
-            results.append({"name": name, "skipped": skipped[name]})
-            continue
-        results.append(
-            {
-                "name": name,
-                "seconds_per_step": asdict(timing.spread(timings.seconds[name])),
-                "ratio": asdict(timing.spread(ratios[name])),
-                "steps_per_turn": timings.steps_per_turn[name],
-                "seconds": timings.seconds[name],
-            }
-        )
+    found = timing.entries(timings.seconds, timings.steps_per_turn)
+    results = [
+        {"name": name, "skipped": skipped[name]}
+        if name in skipped
+        else {"name": name, **found[name], "seconds": timings.seconds[name]}
+        for name in methods
+    ]
     return {"name": problem.name, "title": problem.title, "batch": problem.batch, "methods": results}
 
 

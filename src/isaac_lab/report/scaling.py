@@ -119,7 +119,7 @@ def automatic(found: Sequence[Cell], limit: float) -> Table:
     for one in found:
         line = [one.shape.name, str(one.gpus), _seconds(one.seconds), f"{one.bytes / 1e9:.1f}"]
         body.append([*line, *(_costs(one.automatic, limit) if one.fits else ["does not fit", *[""] * len(COSTS)])])
-    return table(headings, body, ("Model", headings[2]) if "setting" in headings[2] else ("Model",))
+    return table(headings, body, ("Model",))
 
 
 def chosen(found: Sequence[Cell], limit: float) -> Table:
@@ -133,7 +133,7 @@ def chosen(found: Sequence[Cell], limit: float) -> Table:
         else:
             words = _chosen(one.setting)
             body.append([*line, words if one.reached else f"none; fastest: {words}", *_costs(one.cost, limit)])
-    return table(headings, body, ("Model", headings[2]) if "setting" in headings[2] else ("Model",))
+    return table(headings, body, ("Model", headings[2]))
 
 
 def _costs(cost: Overhead, limit: float) -> list[str]:
@@ -188,7 +188,8 @@ def _summary(plan: Plan, found: Sequence[Cell]) -> str:
     added = [cell.automatic for cell in fitting]
     every = [overhead(cell.shape, plan.at(cell.gpus), EVERY_ROW, plan.machine).time for cell in fitting]
     reached = [cell for cell in fitting if cell.reached]
-    times, memory = (f"{_percent(min(shares))} to {_percent(max(shares))}" for shares in _shares(added))
+    shares = [cost.time for cost in added], [cost.memory for cost in added]
+    times, memory = (f"{_percent(min(own))} to {_percent(max(own))}" for own in shares)
     lines = [
         f"`attach(model)` adds {times} of a step's time, {memory} of its memory, and nothing to what is sent.",
         f"Every row (`damping=λ`, the paper's form) takes {1 + min(every):.0f} to {1 + max(every):.0f} times the plain step. "
@@ -197,11 +198,6 @@ def _summary(plan: Plan, found: Sequence[Cell]) -> str:
         "the plain step fits.",
     ]
     return "\n".join(wrapped(line, "- ", "  ") for line in lines)
-
-
-def _shares(costs: Sequence[Overhead]) -> tuple[list[float], list[float]]:
-    """Of time, and of memory."""
-    return [cost.time for cost in costs], [cost.memory for cost in costs]
 
 
 def _both(settings: Sequence[Setting], plan: Plan) -> str:
@@ -247,16 +243,9 @@ def _at_tokens(shape: Shape, tokens: int, plan: Plan) -> str:
 
 
 def _assumptions(plan: Plan) -> str:
-    body = [
-        [
-            f"`{one.name}`",
-            one.metadata["meaning"],
-            f"{getattr(plan.machine, one.name) / one.metadata['unit']:g}",
-            one.metadata["source"],
-        ]
-        for one in dataclasses.fields(plan.machine)
-        if one.metadata
-    ]
+    known = {one.name: one.metadata for one in dataclasses.fields(plan.machine) if one.metadata}
+    values = {name: f"{getattr(plan.machine, name) / about['unit']:g}" for name, about in known.items()}
+    body = [[f"`{name}`", about["meaning"], values[name], about["source"]] for name, about in known.items()]
     return table(["Option", "Meaning", "Value", "Source"], body, ("Option", "Meaning", "Source")).markdown()
 
 
