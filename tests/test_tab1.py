@@ -396,7 +396,6 @@ def test_the_table_is_made_from_records(finished: tuple[runner.Request, list[str
     request, said = finished
     directory = request.out / "tab1" / "smoke"
     summary = summary_of(request)
-    assert summary["kind"] == "tab1"
     assert summary["model"] == glue.TINY
     assert summary["columns"][:2] == ["toy-cola (Matthews)", "toy-mrpc (accuracy)"]
     assert "toy tasks" in summary["title"]

@@ -50,11 +50,6 @@ class Images:
     std: tuple[float, float, float]
     checksum: str
 
-    @property
-    def generated(self) -> bool:
-        """Whether these are no photographs, so that no result on them is one on CIFAR-10."""
-        return self.name in GENERATED
-
 
 def load(name: str, folder: Path | None = None) -> Images:
     """Read a data set and check every byte of it, or generate it.

@@ -62,16 +62,6 @@ class TextTask:
         """Of the last layer: a number for each of two classes, or one score."""
         return 1 if self.kind == "similarity" else 2
 
-    @property
-    def pairs(self) -> bool:
-        """Whether an example is a pair of sentences."""
-        return self.train.second is not None
-
-    @property
-    def generated(self) -> bool:
-        """Whether no person wrote these sentences, so that no result on them is one on GLUE."""
-        return self.name in GENERATED
-
 
 #: Whether a line of names comes first, and the columns (from 0) of the sentences and the label. Nothing is quoted: `"` is a
 #: letter like any other.

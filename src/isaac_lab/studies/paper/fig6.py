@@ -142,7 +142,6 @@ def summary(view: View) -> dict[str, Any]:
         for name in methods
     ]
     return {
-        "kind": "fig6",
         "title": f"{_title(newest.about['data'])}: test accuracy",
         "scale": view.scale.name,
         "command": calls[-1]["command"],
@@ -150,10 +149,6 @@ def summary(view: View) -> dict[str, Any]:
         **{key: newest.about[key] for key in ("commit", "versions", "machine")},
         "model": "ResNet-18" + (f" of width {resnet.SMALL_WIDTH}" if budget.small else ""),
         "data": newest.about["data"],
-        "checksum": newest.about["checksum"],
-        "arithmetic": newest.about["arithmetic"],
-        "epochs": budget.epochs,
-        "batch": resnet.SMALL_BATCH if budget.small else resnet.ResNet.batch,
         "quantity_title": "Test accuracy",
         "panels": [
             {
@@ -166,22 +161,10 @@ def summary(view: View) -> dict[str, Any]:
         ],
         "columns": columns,
         "rows": rows,
-        "trials": [
-            {"setting": setting, "method": name, quantity: value}
-            | {
-                "learning_rate": trial.learning_rate,
-                "damping": trial.get("damping", 0.0),
-                "seed": trial.seed,
-                "steps": trial.steps,
-            }
-            for (setting, name), cell in known.items()
-            for quantity, ended in (
-                ("train_loss", cell.tried if SETTINGS[setting].tuned_as == setting else {}),
-                ("test_error", cell.compared),
-            )
-            for trial, value in ended.items()
-        ],
-        "times": {mode: _summary_times(record) for mode, record in times_of(view).items()},
+        "times": {
+            mode: {"methods": {own["name"]: own for own in record["methods"]}, "machine": record["machine"]}
+            for mode, record in times_of(view).items()
+        },
         "notes": [*_notes(view, known, methods), *(against(rows, columns) if methods[:1] == ["none"] else [])],
     }
 
@@ -213,17 +196,6 @@ def times_of(view: View) -> dict[str, dict[str, Any]]:
     """By mode, the record of the times of steps."""
     known = view.store.times()
     return {mode: known[mode] for mode in MODES if mode in known}
-
-
-def _summary_times(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "methods": {
-            method["name"]: {"seconds_per_step": method["seconds_per_step"]["median"], "ratio": method["ratio"]}
-            for method in record["methods"]
-        },
-        "left_out": record["left_out"],
-        **{key: record[key] for key in ("time", "commit", "machine", "arithmetic")},
-    }
 
 
 def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[str]) -> list[str]:

@@ -196,7 +196,6 @@ def summary(view: View) -> dict[str, Any]:
     timed = store.times()
     ratios: dict[str, Any] = {mode: _ratios(timed[mode]) for mode in ("eager", "captured") if mode in timed}
     return {
-        "kind": "tab1",
         "title": f"Table 1: {run.model} fine-tuned on {what}",
         "scale": run.scale,
         **{name: call[name] for name in ("command", "time", "commit", "versions", "machine")},
@@ -248,15 +247,10 @@ def _tried(run: Run, found: Mapping[tuple[str, str], Result]) -> list[dict[str, 
     for task in TASKS:
         for method in task.methods:
             tried = found[task.title, method].tried[0]
-            settings = [_reached(trial, -value) for trial, value in tried.items()]
+            settings = [{"score": None if value == math.inf else -value} for value in tried.values()]
             of = {"task": task.title, "optimizer": task.optimizer, "method": method}
             result.append({**of, "settings": settings, "missing": len(grid(run, task, method)) - len(settings)})
     return result
-
-
-def _reached(trial: Trial, value: float) -> dict[str, Any]:
-    kept = {"learning_rate": trial.learning_rate, "damping": trial.get("damping", 0.0)}
-    return kept | {"status": "diverged" if value == -math.inf else "finished", "score": None if value == -math.inf else value}
 
 
 def _spent(store: Store) -> str:
