@@ -36,8 +36,6 @@ from isaac_lab.training import Options, StoppedError, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
 
-__all__ = ["EXECUTORS", "Call", "ExecutorError", "plan", "run"]
-
 #: Of the memory that is free, so much may be filled by an ensemble.
 SHARE_OF_MEMORY = 0.6
 #: How often Ray begins a run again whose worker died.

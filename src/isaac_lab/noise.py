@@ -15,8 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["GivenNormal", "GivenUniform", "generator"]
-
 
 def generator(*names: object, device: str = "cpu") -> torch.Generator:
     """A generator whose numbers these names decide."""

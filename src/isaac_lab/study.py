@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from isaac_lab.record import Record
 from isaac_lab.trial import Trial
 
-__all__ = ["Arm", "Kept", "Result", "Search", "lowest", "resolve"]
-
 
 class Kept(Protocol):
     """Where records are found."""

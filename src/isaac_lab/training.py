@@ -19,11 +19,10 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from isaac_lab import method
 from isaac_lab.networks import Alone, Stacked
 from isaac_lab.products import float32_products
-from isaac_lab.record import Checkpoint, Record, StoreError, rounded
+from isaac_lab.record import Checkpoint, Record, rounded
+from isaac_lab.records import StoreError
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import Workload
-
-__all__ = ["Options", "StoppedError", "train"]
 
 #: A run with a larger training loss, or one that is no number, has diverged.
 LARGEST_LOSS = 1e6

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     import isaac_newton as isaac
 
-__all__ = ["HALF", "WORKLOADS", "Workload", "load", "registered", "seeded"]
-
 #: How a network runs on CUDA where it does not run in float32.
 HALF = "bfloat16 autocast, float32 weights, TF32 in what stays float32"
 #: By name, the file of `workloads/` that makes it.

@@ -12,8 +12,6 @@ from isaac_lab.methods.optimizers import StackedSGD
 from isaac_lab.models import relu_layers
 from isaac_newton import Ensemble
 
-__all__ = ["GRID_METHODS", "grid_problem"]
-
 #: 13 values of λ_a times 13 of λ_g and ∞.
 COPIES = 182
 SIZES = (784, 400, 400, 400, 400, 10)

@@ -17,8 +17,6 @@ import isaac_newton as isaac
 from isaac_lab.bench.problems import Problem, chain, classes
 from isaac_lab.bench.steps import BASELINE, Method, Step
 
-__all__ = ["MODEL_METHODS", "device_work", "models"]
-
 #: Small, so that the numbers stay about as they are.
 _RATE = 1e-5
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from isaac_lab.models import AUTOENCODER, EncoderClassifier, ResNet18, relu_layers
 
-__all__ = ["BATCH", "TABLE2", "Problem", "chain", "classes", "encoder", "resnet"]
-
 #: The paper's.
 BATCH = 60
 

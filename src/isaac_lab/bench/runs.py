@@ -14,20 +14,6 @@ from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, METHODS, SHAPE_METHOD
 from isaac_lab.products import float32_products
 from isaac_lab.records import origin
 
-__all__ = [
-    "BENCHMARKS",
-    "Plan",
-    "case_count",
-    "choose",
-    "file_stem",
-    "grid",
-    "named",
-    "scaling",
-    "shapes",
-    "table2",
-    "user_models",
-]
-
 Record = dict[str, Any]
 
 #: Seconds. A method that takes longer for one step is left out of a table; K-FAC on the largest model is the case.

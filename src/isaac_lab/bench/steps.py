@@ -13,8 +13,6 @@ from isaac_lab.methods.kfac import Kfac
 from isaac_lab.noise import GivenNormal, GivenUniform
 from isaac_lab.trial import Trial
 
-__all__ = ["BASELINE", "METHODS", "SHAPE_METHODS", "Method", "Step"]
-
 #: `step(x, y)` trains on one batch and returns the loss.
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 #: `method(model, loss_fn, damping)` prepares a model and returns its step.

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from statistics import quantiles
 from typing import Any
 
-__all__ = ["Spread", "Timings", "entries", "measure", "ratios", "spread"]
-
 #: Seconds that one method's turn should take: long against the clock's resolution and the caches' warm-up.
 TURN = 0.05
 WARM_UP = 3

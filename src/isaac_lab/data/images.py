@@ -12,8 +12,6 @@ from isaac_lab.data import places, toy_images
 from isaac_lab.data.catalogue import GENERATED, SETS
 from isaac_lab.data.files import DataError, md5
 
-__all__ = ["NAMES", "DataError", "Images", "load"]
-
 CIFAR_10 = "cifar-10"
 TOY = "toy-images"
 NAMES = (CIFAR_10, TOY)

@@ -10,8 +10,6 @@ from isaac_lab.data import places, toy_text
 from isaac_lab.data.catalogue import GENERATED, GLUE, SETS
 from isaac_lab.data.files import DataError, md5
 
-__all__ = ["NAMES", "DataError", "Kind", "Split", "TextTask", "load"]
-
 #: Is this a sentence of the language? Do both say the same? How similar is what they say?
 Kind = Literal["acceptability", "paraphrase", "similarity"]
 NAMES = (*GLUE, "toy-cola", "toy-mrpc", "toy-stsb")

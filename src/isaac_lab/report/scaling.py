@@ -13,8 +13,6 @@ from isaac_lab.scaling.overhead import AUTOMATIC, LIMIT, Overhead, best, overhea
 from isaac_lab.scaling.sizes import Machine, Setting, Shape, Workload
 from isaac_lab.scaling.storage import plain_memory
 
-__all__ = ["AVERAGED", "EVERY_ROW", "RARE", "Cell", "Plan", "automatic", "blocks", "cell", "cells", "chosen"]
-
 Record = dict[str, Any]
 
 EVERY_ROW = Setting()

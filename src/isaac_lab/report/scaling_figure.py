@@ -8,8 +8,6 @@ from isaac_lab.report.scaling import cell as one_cell
 from isaac_lab.scaling.overhead import AUTOMATIC, Overhead, overhead
 from isaac_lab.scaling.sizes import Shape
 
-__all__ = ["figure"]
-
 LOOKS = {EVERY_ROW: look("gradient"), AVERAGED: look("zeta_star"), AUTOMATIC: Look("orange", (6, 4)), RARE: Look("blue")}
 SIZE = Axis("parameters", "Parameters", ".2~s", logarithmic=True)
 TIME, MEMORY = Axis("time", "Time added, % of the plain step", ".3~r"), Axis("memory", "Peak memory added, GB per GPU", ".3~r")

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from isaac_lab.scaling.sizes import Layer, Machine, Precision, Setting, Shape, Workload, conditioned, rows_of
 from isaac_lab.scaling.storage import plain_bytes_moved
 
-__all__ = ["Op", "operations", "plain_flops", "plain_seconds"]
-
 #: Layers whose small inverses one launch computes beside each other.
 _TOGETHER = 16
 

@@ -9,8 +9,6 @@ from isaac_lab.scaling.compute import operations, plain_flops, plain_seconds
 from isaac_lab.scaling.sizes import Machine, Setting, Shape, Workload
 from isaac_lab.scaling.storage import peak_extra, plain_bytes_moved, plain_memory, summed_bytes
 
-__all__ = ["AUTOMATIC", "LIMIT", "Overhead", "best", "candidates", "overhead"]
-
 #: The overhead that one would not notice.
 LIMIT = 0.02
 

@@ -5,19 +5,6 @@ import math
 from dataclasses import MISSING, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-__all__ = [
-    "H100",
-    "SHAPES",
-    "Layer",
-    "Machine",
-    "Precision",
-    "Setting",
-    "Shape",
-    "Workload",
-    "conditioned",
-    "rows_of",
-]
-
 Precision: TypeAlias = Literal["half", "single", "double", "factor", "eigen", "swept"]
 
 

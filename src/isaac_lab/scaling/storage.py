@@ -2,17 +2,6 @@
 
 from isaac_lab.scaling.sizes import Layer, Machine, Setting, Shape, Workload, conditioned, rows_of
 
-__all__ = [
-    "gathered_bytes",
-    "lasting_bytes",
-    "peak_extra",
-    "plain_bytes_moved",
-    "plain_memory",
-    "summed_bytes",
-    "temporary_at_step",
-    "temporary_in_backward",
-]
-
 
 def plain_bytes_moved(shape: Shape, work: Workload, machine: Machine) -> float:
     """Bytes that FSDP2 sends from one GPU in a plain step: blocks are gathered twice, the root once, gradients scattered."""

@@ -15,16 +15,14 @@ from typing import Any
 from rich.console import Console
 
 import isaac_newton as isaac
-from isaac_lab import times
 from isaac_lab.executors import Call
+from isaac_lab.products import threads
 from isaac_lab.progress import display
 from isaac_lab.record import Store
 from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.study import Arm, settle
 from isaac_lab.trial import Trial, Value
 from isaac_lab.workload import load
-
-__all__ = ["DAMPINGS", "PROBLEMS", "RATES", "arms", "main", "suggested", "table"]
 
 DAMPINGS = tuple(10 ** (exponent / 2) for exponent in range(-6, 5))
 #: Smaller dampings shrink the gradient, so the rates of SGD reach higher than one would go without.
@@ -99,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = " ".join(f"--{name} {value}" for name, value in {"data": options.data, **sizes}.items())
     command, console = f"python -m isaac_lab.studies.dampings {words}", Console()
     results: list[dict[str, Any]] = []
-    with times.threads(1), display(console) as shown, store.writing(command):
+    with threads(1), display(console) as shown, store.writing(command):
         means = Means(Call(command=command, progress=shown), display=shown)
         with calling(store, means, {"id": "damping", **sizes}) as trained:
             for problem in PROBLEMS[options.data]:

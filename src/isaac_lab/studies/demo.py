@@ -7,8 +7,6 @@ from isaac_lab.record import Record, Store
 from isaac_lab.study import Arm, Search
 from isaac_lab.trial import Trial, Value
 
-__all__ = ["FRAMES", "METHODS", "SEARCHED", "Method", "Summary", "arms", "searched", "summarize"]
-
 STEPS, POINTS, WARM_UP = 300, 12, 20
 #: Of the first seed a picture is kept after so many steps.
 FRAMES = (50, 100, 200, STEPS)

@@ -10,8 +10,6 @@ from isaac_lab.stats import sample
 from isaac_lab.study import Arm
 from isaac_lab.trial import Trial
 
-__all__ = ["METHODS", "Method", "Summary", "arms", "families", "summarize"]
-
 #: Steps of an epoch: 1440 images in batches of 60, the paper's.
 STEPS = 24
 

@@ -12,8 +12,6 @@ from isaac_lab.studies.recipes import ARMS, RECIPES, RULES, Recipe, results
 from isaac_lab.times import seconds
 from isaac_lab.trial import Trial
 
-__all__ = ["Sample", "Standing", "Verdict", "standings", "summed_up"]
-
 Verdict = Literal["better", "not worse", "undecided", "worse", "diverged", "plain diverged", "not run whole"]
 
 

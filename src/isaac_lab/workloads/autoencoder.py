@@ -13,8 +13,6 @@ from isaac_lab.trial import TrialError
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
 
-__all__ = ["SIZES", "DeepAutoencoder"]
-
 #: Of Hinton and Salakhutdinov (2006), from the image to the code.
 SIZES = (784, 1000, 500, 250, 30)
 #: Sigmoid units are Hinton's and Martens's (2010); tanh is that of Martens and Grosse (2015).

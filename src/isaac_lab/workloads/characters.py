@@ -13,8 +13,6 @@ from isaac_lab import noise
 from isaac_lab.data import shakespeare
 from isaac_lab.workload import Workload, registered, seeded
 
-__all__ = ["GPT", "CharacterLSTM", "Characters", "Recurrent"]
-
 #: Share of the text to train on; the rest, its end, is for validation.
 TRAINED = 0.9
 #: Characters of the small form.

@@ -11,8 +11,6 @@ from isaac_lab.trial import TrialError
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
 
-__all__ = ["ConvNet", "MnistCNN"]
-
 #: Of the pixels, by data set: mean and standard deviation.
 MOMENTS = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.286, 0.353)}
 

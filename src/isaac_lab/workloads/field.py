@@ -17,8 +17,6 @@ from isaac_lab.data.files import md5
 from isaac_lab.workload import Workload, registered, seeded
 from isaac_lab.workloads.examples import Examples
 
-__all__ = ["Field", "FourierFeatures", "encoded", "fourier", "siren"]
-
 #: ω₀ of a SIREN.
 FREQUENCY = 30.0
 

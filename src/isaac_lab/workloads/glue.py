@@ -15,10 +15,9 @@ from isaac_lab import noise, scores
 from isaac_lab.data import text
 from isaac_lab.data.text import Kind, Split, TextTask
 from isaac_lab.workload import HALF, Workload, registered, seeded
-from isaac_lab.workloads.encoders import ENCODER, MOST_TOKENS, TINY, WANTED, Encoder, EncoderError, encoder, quietly, tiny
+from isaac_lab.workloads.encoders import ENCODER as ENCODER
+from isaac_lab.workloads.encoders import MOST_TOKENS, WANTED, Encoder, EncoderError, encoder, quietly, tiny
 from isaac_lab.workloads.examples import cut
-
-__all__ = ["ENCODER", "FIXED_LENGTH", "TINY", "Encoder", "EncoderError", "FixedLength", "Glue", "encoder", "quietly", "tiny"]
 
 #: Lengths of batches are multiples of this, which tensor cores want.
 MULTIPLE = 8

@@ -20,8 +20,6 @@ from isaac_lab.trial import TrialError
 from isaac_lab.workload import Workload, registered, seeded
 from isaac_lab.workloads.examples import cut
 
-__all__ = ["Autoencoder", "Classifier", "Digits", "Network"]
-
 #: Training examples that the training loss is measured on.
 MOST_MEASURED = 10_000
 #: Numbers that an evaluation computes at once in each layer.

@@ -13,8 +13,6 @@ from isaac_lab.data.files import md5
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
 
-__all__ = ["Antiderivative", "DeepONet", "functions"]
-
 #: Points at which functions are known and antiderivatives wanted; the length over which functions change.
 POINTS, LENGTH = 100, 0.2
 #: Functions to train on and for tests.

@@ -17,8 +17,6 @@ from torch.nn import functional as F
 from isaac_lab import noise
 from isaac_lab.workload import Workload, registered, seeded
 
-__all__ = ["CartPole", "Player", "pushed"]
-
 #: Of Barto, Sutton and Anderson (1983), as in the gym: gravity, mass of the pole and of all, half its length, force, seconds.
 GRAVITY, POLE, WHOLE, HALF, FORCE, TAU = 9.8, 0.1, 1.1, 0.5, 10.0, 0.02
 #: A round ends when the cart or the pole is out of these bounds, or after so many steps.

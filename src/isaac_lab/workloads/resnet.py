@@ -15,8 +15,6 @@ from isaac_lab.models import ResNet18
 from isaac_lab.workload import HALF, Workload, registered, seeded
 from isaac_lab.workloads.examples import cut
 
-__all__ = ["NAME", "PAD", "ResNet", "crops"]
-
 NAME = "cifar-resnet18"
 #: Pixels of black on each side, within which a crop moves.
 PAD = 4

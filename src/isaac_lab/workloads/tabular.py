@@ -15,8 +15,6 @@ from isaac_lab.data.tables import Columns
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
 
-__all__ = ["Tabular", "prepared"]
-
 #: One row in so many is for tests.
 TESTED = 5
 

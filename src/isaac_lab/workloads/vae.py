@@ -12,8 +12,6 @@ from isaac_lab.data import sets
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
 
-__all__ = ["VAE", "MnistVAE"]
-
 HIDDEN, CODE = 400, 20
 
 

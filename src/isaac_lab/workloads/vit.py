@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.resnet import ResNet
 
-__all__ = ["ViT", "VisionTransformer"]
-
 
 class VisionTransformer(nn.Module):
     """ViT-tiny: patches of 4 × 4, width 192, 12 layers, 3 heads; a token for the class.

@@ -12,18 +12,19 @@ from statistics import fmean, stdev
 from typing import Any
 
 from isaac_lab import times
-from isaac_lab.record import Record, StoreError
+from isaac_lab.record import Record
+from isaac_lab.records import StoreError
 from isaac_lab.stats import against, sample
 from isaac_lab.studies.calls import calling, trainer
 from isaac_lab.studies.paper.folder import View
-from isaac_lab.studies.paper.images import BUDGETS, CHANCE, LARGER, METHODS, SETTINGS, Budget, Cell, arms
+from isaac_lab.studies.paper.images import BUDGETS, CHANCE, LARGER, Budget, Cell, arms
+from isaac_lab.studies.paper.images import METHODS as METHODS
+from isaac_lab.studies.paper.images import SETTINGS as SETTINGS
 from isaac_lab.studies.paper.recipe import Experiment
 from isaac_lab.study import Arm, Result, resolve, settle
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
 from isaac_lab.workloads import resnet
-
-__all__ = ["BUDGETS", "EXPERIMENT", "METHODS", "SETTINGS", "Cell", "cells", "shown_cell", "summary", "times_of"]
 
 MODES = ("eager", "captured")
 #: Of the steps that are timed. Small, so that thousands of them on a few batches leave the activations about as they were.

@@ -11,25 +11,6 @@ from isaac_lab.record import Record
 from isaac_lab.study import Arm, Search
 from isaac_lab.trial import Trial
 
-__all__ = [
-    "COLUMNS",
-    "METHODS",
-    "PAPER",
-    "PAPER_RUNS",
-    "PLANS",
-    "STAGES",
-    "TASKS",
-    "TUNING_SEED",
-    "Method",
-    "Plan",
-    "Run",
-    "Task",
-    "arms",
-    "ended",
-    "grid",
-    "score",
-]
-
 #: Of the grid; those that the table shows follow it.
 TUNING_SEED = 0
 

@@ -11,8 +11,6 @@ from isaac_lab.study import Arm, Search, lowest
 from isaac_lab.trial import Trial
 from isaac_lab.workloads import resnet
 
-__all__ = ["BUDGETS", "CHANCE", "LARGER", "METHODS", "SETTINGS", "Budget", "Cell", "arms", "conditioning_of"]
-
 #: Of a network that says nothing: what a run that diverged counts as.
 CHANCE = 0.1
 #: Learning rates that are run whole at the first seed, over that of the best short trial.

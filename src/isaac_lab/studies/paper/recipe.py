@@ -19,28 +19,6 @@ from isaac_lab.trial import Trial, TrialError, Value, parse
 if TYPE_CHECKING:
     from isaac_lab.studies.paper.folder import View
 
-__all__ = [
-    "DECADES",
-    "LARGER_RATES",
-    "RATES",
-    "SCALES",
-    "Experiment",
-    "Group",
-    "Outcome",
-    "Panel",
-    "Scale",
-    "arms",
-    "autoencoder",
-    "classifier",
-    "final_loss",
-    "grid",
-    "outcome",
-    "over_seeds",
-    "selected",
-    "trials",
-    "tuned",
-]
-
 #: The paper's learning rates (appendix B), largest first.
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 #: Tried beside them for auto-encoders: their loss is a mean over 784 pixels, whose gradients are so small that without these
