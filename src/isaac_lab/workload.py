@@ -122,7 +122,8 @@ class Workload(abc.ABC):
         raise TrialError(f"{self.title} draws no labels: ζ and K-FAC are for chains of linear layers")
 
 
-#: `factory(small, device, folder, **variant)`, and what may be in the variant; "split" where examples can be cut for searches.
+#: `factory(small, device, folder, **variant)`: whether it has its small form, "cpu" or "cuda", where data are looked for first;
+#: and what may be in the variant, with "split" where examples can be cut for searches.
 _Factory = TypeVar("_Factory", bound=Callable[..., Workload])
 _FACTORIES: dict[str, tuple[Callable[..., Workload], tuple[str, ...]]] = {}
 

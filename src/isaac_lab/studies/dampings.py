@@ -8,6 +8,7 @@ again. docs/damping.md has the tables. The records behind them, results/damping/
 import argparse
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,33 +43,28 @@ PROBLEMS: Mapping[str, Mapping[str, tuple[str, tuple[tuple[str, Value], ...]]]] 
 
 def suggested(data: str, problem: str, folder: Path | None = None) -> dict[str, float]:
     """What `suggest_damping` says of the first network and its first batch, absolute and relative."""
-    workload = load(Trial(*_named(data, problem)), device="cpu", folder=folder)
+    workload = load(_run(data, problem), device="cpu", folder=folder)
     x, _ = next(workload.batches(0, 1))
     found = isaac.suggest_damping(workload.model(0), x)
     return dict(zip(SUGGESTED, (found.damping, found.relative), strict=True))
 
 
-def _named(data: str, problem: str) -> tuple[str, str, tuple[()], tuple[tuple[str, Value], ...]]:
+def _run(data: str, problem: str) -> Trial:
     workload, variant = PROBLEMS[data][problem]
-    return workload, "sgd", (), variant
+    return Trial(workload, "sgd", (), variant, points=1)
 
 
 def arms(data: str, problem: str, optimizer: str, own: Mapping[str, float], *, seeds: int, epochs: int) -> dict[str, Arm]:
     """By λ: every learning rate from every seed; `own` is what was suggested."""
-    workload = load(Trial(*_named(data, problem)), device="cpu")
-    base = Trial(*_named(data, problem), steps=epochs * workload.steps, points=1)
+    base = _run(data, problem)
+    base = replace(base, steps=epochs * load(base, device="cpu").steps)
     settings: dict[str, dict[str, Value]] = {str(damping): {"damping": damping} for damping in DAMPINGS}
     settings |= {str(math.inf): {}, SUGGESTED[0]: {"damping": own[SUGGESTED[0]]}}
     settings[SUGGESTED[1]] = {"damping": own[SUGGESTED[1]], "relative": True}
 
     def arm(key: str, given: dict[str, Value]) -> Arm:
-        method = optimizer.lower() + ("+isaac" if given else "")
-        runs = [(("learning_rate", rate), *given.items()) for rate in RATES[optimizer]]
-        trials = [
-            Trial(base.workload, method, own, base.variant, steps=base.steps, points=1, seed=seed)
-            for own in runs
-            for seed in range(seeds)
-        ]
+        own = replace(base, method=optimizer.lower() + ("+isaac" if given else "")).having(**given)
+        trials = [replace(own, seed=seed).having(learning_rate=rate) for rate in RATES[optimizer] for seed in range(seeds)]
         return Arm(key, lambda _: trials)
 
     return {key: arm(key, given) for key, given in settings.items()}
