@@ -94,17 +94,9 @@ def _time_steps(view: View, mode: str) -> None:
     if mode in store.times():
         return
     view.means.say(f"fig6: the time of a step, {mode}")
-    fixed = {"learning_rate": TIMED_RATE, "weight_decay": SETTINGS["a"].weight_decay}
-    trials = {
-        name: Trial(
-            resnet.NAME,
-            "momentum" if name == "none" else "momentum+isaac",
-            (*method.settings, *fixed.items(), *(() if name == "none" else (("damping", TIMED_DAMPING),))),
-            schedule="cosine",
-            small=budget.small,
-        )
-        for name, method in METHODS.items()
-    }
+    base = Trial(resnet.NAME, "momentum", schedule="cosine", small=budget.small)
+    base = base.having(learning_rate=TIMED_RATE, weight_decay=SETTINGS["a"].weight_decay)
+    trials = {name: method.on(base, TIMED_DAMPING) for name, method in METHODS.items()}
     options = {"device": call.device, "captured": mode == "captured", "rounds": budget.rounds, "folder": call.folder}
     store.add_times(mode, {**times.measure(trials, **options), "command": call.command})  # type: ignore[arg-type]
 

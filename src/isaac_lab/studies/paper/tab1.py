@@ -137,16 +137,8 @@ def _time(view: View, run: Run, store: Store) -> None:
         if mode in known:
             continue
         view.means.say(f"Time of a step, {mode}, {name}")
-        trials = {
-            method: Trial(
-                name,
-                "adam" if method == "gradient" else "adam+isaac",
-                (("learning_rate", 1e-5), *own.settings, *(() if method == "gradient" else (("damping", 1.0),))),
-                (("model", run.model),),
-                small=view.scale.small,
-            )
-            for method, own in METHODS.items()
-        }
+        base = Trial(name, "adam", (("learning_rate", 1e-5),), (("model", run.model),), small=view.scale.small)
+        trials = {method: own.on(base, 1.0) for method, own in METHODS.items()}
         record = times.measure(
             trials, device=call.device, captured=mode == "captured", rounds=run.plan.rounds, folder=call.folder
         )
