@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,15 @@ def test_several_processes_give_the_same_records_also_where_one_is_killed(local:
     assert killer.kills == 0
     assert {record.about["executor"] for record in records} == {"processes"}
     assert not multiprocessing.active_children()
+
+
+def test_workers_have_the_environment_of_now(warm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = warm.Process(target=os.getpid)
+    first.start()
+    first.join()
+    monkeypatch.setenv("ISAAC_ENCODER", "another than when the first began")
+    with ProcessPoolExecutor(1, warm, executors._begin, (1, dict(os.environ))) as pool:
+        assert pool.submit(os.getenv, "ISAAC_ENCODER").result() == "another than when the first began"
 
 
 def test_an_error_in_a_worker_is_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,16 +241,10 @@ def test_when_time_is_up_what_ended_is_kept_and_the_rest_goes_on(local: list[Rec
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 
-#: Thirty in all; workers take seconds to start.
-KILLS = {"local": 13, "ensemble": 13, "processes": 4}
-
-
 @pytest.fixture(scope="module")
 def warm() -> Any:
     """Processes that have torch and the laboratory imported when they begin, and have computed nothing yet."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["isaac_lab.executors", "isaac_lab.workloads.mlp", "isaac_lab.workloads.resnet"])
-    return context
+    return executors._workers("cpu")
 
 
 def _train_all(executor: str, folder: Path, begun: Any) -> None:
@@ -259,12 +263,12 @@ def test_runs_killed_at_any_moment_end_with_the_same_bits(
     whole = told(local if executor != "ensemble" else trained(GRID, tmp_path / "whole", executor="ensemble"))
     folder, draw = tmp_path / "killed", random.Random(7)
     kills = 0
-    for _ in range(int(os.environ.get("ISAAC_KILLS", KILLS[executor]))):
+    for _ in range(int(os.environ.get("ISAAC_KILLS", "10"))):
         begun = warm.Event()
         process = warm.Process(target=_train_all, args=(executor, folder, begun))
         process.start()
         assert begun.wait(60)
-        time.sleep(draw.uniform(0.0, 0.6 if executor != "processes" else 5.0))
+        time.sleep(draw.uniform(0.0, 0.6))
         process.kill()
         process.join()
         assert process.exitcode in (0, -signal.SIGKILL)
