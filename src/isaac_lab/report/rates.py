@@ -23,7 +23,7 @@ __all__ = ["RatesError", "Shown", "figure", "fill", "summed_up", "table", "write
 PLAIN, LINE = Method("plain", Look("black", DASHED)), Method("with the line", Look("red"), ours=True)
 ACCURACY = Axis("accuracy", "Test accuracy", ".0%")
 NOTE = (
-    "Test accuracy in %, mean of {seeds} seeds ± standard deviation; nothing but the line `isaac.attach(model)` differs. "
+    "Test accuracy in %, mean of {seeds} seeds ± standard deviation. Nothing but the line `isaac.attach(model)` differs. "
     "p: Welch, two-sided, adjusted by Holm for the five rates of an optimizer; from 0.05 on no difference is shown."
 )
 
@@ -159,7 +159,8 @@ def _block(page: Path, out: Path, scale: str) -> str:
 
 
 def _section(found: Shown) -> str:
-    return f"{summed_up(found)}\n\n{table(found).markdown()}\n{table(found).note}\n"
+    shown = table(found)
+    return f"{docs.wrapped(summed_up(found))}\n\n{shown.markdown()}\n{docs.wrapped(shown.note)}\n"
 
 
 def _mean(values: Sequence[float]) -> str:
