@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from isaac_lab import times
 from isaac_lab.record import Store
 from isaac_lab.report import rates as report
 from isaac_lab.report.race import summaries
@@ -123,7 +124,15 @@ def rates(optimizer: str, what: str) -> str:
     return f"{contrast(line, plain).p:.2g}" if what == "p" else f"{100 * fmean({'plain': plain, 'line': line}[what]):.1f} %"
 
 
-KINDS: dict[str, Callable[..., str]] = {own.__name__: own for own in (ratio, ratio3, memory, recipe, rates, race, digits, cell)}
+def step(folder: str, device: str, plain: str, ours: str) -> str:
+    """The time of a step with the line over a plain one, methods taking turns."""
+    seconds = times.seconds(Store(ROOT / "results" / folder).times()[device])
+    return f"{seconds[ours] / seconds[plain]:.2f}"
+
+
+KINDS: dict[str, Callable[..., str]] = {
+    own.__name__: own for own in (ratio, ratio3, memory, step, recipe, rates, race, digits, cell)
+}
 
 
 @pytest.mark.parametrize("name", FACTS)
