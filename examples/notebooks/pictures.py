@@ -64,5 +64,5 @@ def images(title: str, rows: Mapping[str, Mapping[str, tuple[Tensor, str]]]) -> 
 def _url(image: Tensor) -> str:
     pixels = (255 * image.clamp(0, 1)).round().byte().numpy()
     out = io.BytesIO()
-    Image.fromarray(pixels).resize((144, 144), Image.Resampling.NEAREST).save(out, "JPEG", quality=80)
+    Image.fromarray(pixels).resize((96, 96), Image.Resampling.NEAREST).save(out, "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -11,7 +11,7 @@ from isaac_lab.claims.evidence import Evidence
 from isaac_lab.record import Point, Record
 from isaac_lab.report import parts
 from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Row, Section, Table
-from isaac_lab.report.views import setting, source
+from isaac_lab.report.views import rate, setting, source
 from isaac_lab.studies.paper import EXPERIMENTS, fig5, figA1
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
@@ -251,14 +251,15 @@ def _figure(view: View) -> parts.Figure:
 
 
 def _end(label: str, outcome: Outcome, name: str, over: Line | None, quantities: tuple[str, ...]) -> Row:
-    records, rate = outcome.records[name], outcome.rates[name]
+    records = outcome.records[name]
     cells = []
     for quantity in QUANTITIES:
         if quantity in quantities:
             cells.append(_range(over, quantity) if over else "–")
     diverged = sum(record.status == "diverged" for record in records)
-    about = ("all diverged" if rate is None else f"{rate:g}", str(len(records)), str(diverged))
-    return Row((label, *cells, *about), ours="ζ*" in label, marks={len(cells) + 3: "bad"} if diverged or rate is None else {})
+    about = (rate(outcome, name), str(len(records)), str(diverged))
+    lost = diverged or outcome.rates[name] is None
+    return Row((label, *cells, *about), ours="ζ*" in label, marks={len(cells) + 3: "bad"} if lost else {})
 
 
 def _range(over: Line, quantity: str) -> str:
