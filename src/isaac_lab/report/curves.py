@@ -18,8 +18,6 @@ from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.trial import Trial
 from isaac_lab.words import number, percent
 
-__all__ = ["FIGURES", "figure", "section"]
-
 SCALES = ("paper", "quick")
 Quantity = Literal["train_loss", "test_loss", "test_accuracy"]
 

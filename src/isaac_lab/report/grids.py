@@ -14,8 +14,6 @@ from isaac_lab.studies.paper.grids import accuracies, losses
 from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.words import number, percent
 
-__all__ = ["TITLES", "cells", "figure", "section"]
-
 READING = "Numbers: log₁₀ of the loss{accuracy}. Brighter is better; frames mark the best cell of ζ and of ζ*; ×: diverged."
 SCALES = ("paper", "quick")
 #: By experiment, the title of its picture, and whether that has the accuracy too.

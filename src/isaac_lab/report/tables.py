@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     import rich.table
 
-__all__ = ["Row", "Table", "table"]
-
 
 @dataclass(frozen=True)
 class Row:
