@@ -14,6 +14,7 @@ import pytest
 
 from isaac_lab import times
 from isaac_lab.record import Store
+from isaac_lab.report import docs
 from isaac_lab.report import rates as report
 from isaac_lab.report.race import summaries
 from isaac_lab.stats import LEVEL, contrast, holm
@@ -154,7 +155,7 @@ def test_the_block_of_learning_rates_is_that_of_its_record(tmp_path: Path) -> No
     (tmp_path / "figures").mkdir()
     copy = tmp_path / "which.md"
     copy.write_text(PAGES["which.md"], encoding="utf-8")
-    report.fill(copy, ROOT / "results" / "rates")
+    docs.fill(copy, report.blocks(ROOT / "results" / "rates", tmp_path / "figures"))
     assert copy.read_text(encoding="utf-8") == PAGES["which.md"]
     name = "figures/rates-quick.svg"
     assert (tmp_path / name).read_text(encoding="utf-8") == (DOCS / name).read_text(encoding="utf-8")
