@@ -62,10 +62,16 @@ def measure(
     first = workloads[next(iter(able))]
     captures = min(CAPTURES, rounds) if captured else 1
     seconds: dict[str, list[float]] = {name: [] for name in able}
+    ready: dict[str, float] = {}
     per_turn: dict[str, int] = {}
     with float32_products(tensor_cores=first.tensor_cores):
         for number in range(captures):
-            steps = {name: _step(trial, workloads[name], captured=captured) for name, trial in able.items()}
+            steps = {}
+            for name, trial in able.items():
+                started = time.perf_counter()
+                steps[name] = _step(trial, workloads[name], captured=captured)
+                _wait(device)
+                ready.setdefault(name, time.perf_counter() - started)
             share = rounds // captures + (number < rounds % captures)
             timings = timing.measure(steps, rounds=share, turn=turn, wait=lambda: _wait(device), tick=tick)
             per_turn = timings.steps_per_turn
@@ -79,6 +85,8 @@ def measure(
             "seconds_per_step": asdict(timing.spread(values)),
             "ratio": asdict(timing.spread(ratios[name])),
             "steps_per_turn": per_turn[name],
+            # Seconds until the first step that is timed can begin: what is made, compiled and captured.
+            "ready": round(ready[name], 3),
         }
         for name, values in seconds.items()
     ]
@@ -137,7 +145,7 @@ def _step(trial: Trial, workload: Workload, *, captured: bool) -> Callable[[], o
     batches = list(itertools.islice(workload.batches(trial.seed, 1), BATCHES))
     if prepared.draws:
         batches = [(*b, n) for b, n in zip(batches, workload.draws(trial.seed, 1), strict=False)]
-    step: Callable[..., object] = Graphs(prepared.step, WARM_UP) if captured else prepared.step
+    step: Callable[..., object] = Graphs(prepared, WARM_UP) if captured else prepared.step
     turns = itertools.cycle(batches)
     if captured:
         # Until the graph of each shape is there.

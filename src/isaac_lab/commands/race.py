@@ -36,15 +36,18 @@ class ScaleChoice(enum.StrEnum):
     """How much is run."""
 
     SMOKE = "smoke"
-    QUICK = "quick"
-    FULL = "full"
+    STANDARD = "standard"
+
+
+#: Besides workloads, what may be asked for.
+RULES, LIST, ALL = "rules", "list", "all"
 
 
 def race(
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload; or all; or list.")] = "all",
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload; or all, list, rules.")] = ALL,
     scale: Annotated[
         ScaleChoice,
-        typer.Option(help="smoke: small networks, embedded data. quick: 6 trials, 3 seeds. full: 8 trials, 5 seeds, longer."),
+        typer.Option(help="smoke: small networks, embedded data. standard: the race by its rules, hours on a GPU."),
     ] = ScaleChoice.SMOKE,
     device: DeviceOption = None,
     workers: Workers = 1,
@@ -57,10 +60,11 @@ def race(
         ),
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated methods; all unless given. AdamW, who sets the target, always races.")
+        str, typer.Option(help="Comma-separated methods; all unless given. Who sets the target always races.")
     ] = "",
-    model: Annotated[str, typer.Option(help="Folder or hub name of a pre-trained encoder, for cola; or ISAAC_ENCODER.")] = "",
-    resume: Annotated[bool, typer.Option(help="Go on with what is there; --no-resume wants no records in OUT.")] = True,
+    model: Annotated[
+        str, typer.Option(help="Folder or hub name of a pre-trained encoder, for cola and mrpc; or ISAAC_ENCODER.")
+    ] = "",
     times: Annotated[
         bool, typer.Option(help="--no-times leaves them to a later call, when nobody else uses the device.")
     ] = True,
@@ -85,13 +89,13 @@ def race(
         from isaac_lab.studies.race import runner
         from isaac_lab.studies.race.race import COURSES, SCALES
         from isaac_lab.workloads import glue
-    if workload == "list":
-        _list(console)
+    if workload in (LIST, RULES):
+        _list(console) if workload == LIST else _rules(console, scale.value)
         return
-    if workload != "all" and workload not in COURSES:
-        there = f"{', '.join(COURSES)}, all and list"
+    if workload != ALL and workload not in COURSES:
+        there = f"{', '.join(COURSES)}, {ALL}, {LIST} and {RULES}"
         raise typer.BadParameter(f"there is no workload {workload!r}; there are {there}", param_hint="WORKLOAD")
-    chosen = list(COURSES.values()) if workload == "all" else [COURSES[workload]]
+    chosen = list(COURSES.values()) if workload == ALL else [COURSES[workload]]
     names = tuple(name.strip() for name in methods.split(",") if name.strip())
     on = chosen_device(device, needed=not draw_only)
     if model:
@@ -102,10 +106,10 @@ def race(
     words += ["--methods", ",".join(names)] if names else []
     words += ["--model", Path(model).name] if model else []
     call = Call(device=on, folder=data, workers=workers, until=deadline(minutes), command=shlex.join(words))
-    request = runner.Request(out, SCALES[scale.value], names, resume, times, Means(call))
+    request = runner.Request(out, SCALES[scale.value], names, times, Means(call))
     try:
         with named_errors(), goes_on(console):
-            runner.check_methods(names, chosen)
+            runner.check_methods(names)
             for page in fill or []:
                 docs.check(page, ("race", "races"))
             folders = _perform(chosen, request, console, draw_only=draw_only)
@@ -134,8 +138,8 @@ def _perform(chosen: "Sequence[Course]", request: "Request", console: Console, *
             means = replace(request.means, call=replace(request.means.call, progress=shown), display=shown)
             return runner.run(chosen, replace(request, means=means))
     if len(chosen) == 1:
-        return [runner.folder_of(chosen[0], request)]
-    folders = [request.out / course.workload / request.scale.name for course in chosen]
+        return [runner.folder_of(chosen[0].name, request.scale.name, request.out)]
+    folders = [request.out / course.name / request.scale.name for course in chosen]
     there = [folder for folder in folders if (folder / "about.json").is_file()]
     if not there:
         raise runner.RaceError(f"there is no race of scale {request.scale.name} in {request.out}")
@@ -144,28 +148,32 @@ def _perform(chosen: "Sequence[Course]", request: "Request", console: Console, *
 
 def _list(console: Console) -> None:
     from isaac_lab.report.tables import table
-    from isaac_lab.studies.race.race import COURSES, entrants
+    from isaac_lab.studies.race.race import COURSES, SCALES, entrants
 
     rows = [
-        [
-            name,
-            f"{', '.join(f'{length:,}' for length in course.lengths.values())} {course.unit}",
-            ", ".join(entrant.name for entrant in entrants(course)),
-        ]
+        [name, *(f"{course.blank(scale).steps:,}" for scale in SCALES.values()), str(len(entrants(course))), course.source]
         for name, course in COURSES.items()
     ]
-    console.print(table(["Workload", "Length of a run: smoke, quick, full", "Methods"], rows).terminal())
+    console.print(table(["Workload", "Smoke", "Standard", "Methods", "Source"], rows).terminal())
+
+
+def _rules(console: Console, scale: str) -> None:
+    from isaac_lab.report.race_rules import rules
+
+    for own in rules(scale):
+        console.print(own.terminal())
 
 
 def _report(folder: Path, summary: Mapping[str, Any], console: Console) -> None:
     from isaac_lab.report import race as report
 
     console.print()
-    ran = [method for method in summary["methods"] if method["n"]]
-    console.print(report.table({**summary, "methods": ran}).terminal())
+    for table in (report.brief(summary), report.compared(summary), report.clocks(summary)):
+        if table.rows:
+            console.print(table.terminal())
     for method in summary["methods"]:
         if not method["n"]:
             console.print(f"{method['label']} did not run: {method['reason']}.", markup=False, highlight=False)
-    console.print(" ".join(report.rules(summary)), markup=False, highlight=False, style="dim")
+    console.print(" ".join(report.said(summary)), markup=False, highlight=False, style="dim")
     for place in (f"Picture: {folder}/figure.png, .svg", f"Numbers: {folder}/numbers.csv", f"Records: {folder}/trials.jsonl"):
         console.print(place, markup=False, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from isaac_lab.report.parts import Source
 __all__ = ["Summary", "checked", "find"]
 
 #: The largest first.
-SCALES = ("paper", "full", "quick", "smoke")
+SCALES = ("paper", "standard", "full", "quick", "smoke")
 
 
 @dataclass(frozen=True)

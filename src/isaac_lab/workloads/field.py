@@ -55,6 +55,14 @@ def fourier(width: int = 256, hidden: int = 3, features: int = 256, spread: floa
     return nn.Sequential(*layers, nn.Linear(width, 3), nn.Sigmoid())
 
 
+def relu(width: int = 256, hidden: int = 3) -> nn.Module:
+    """The same on the places themselves."""
+    layers: list[nn.Module] = []
+    for number in range(hidden):
+        layers += [nn.Linear(width if number else 2, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 3), nn.Sigmoid())
+
+
 def siren(width: int = 256, hidden: int = 3) -> nn.Module:
     """A first layer and `hidden` ones with sines, and a linear last one, with the initial weights of its authors."""
     layers: list[nn.Module] = []
@@ -146,14 +154,32 @@ def _decibels(error: float) -> float:
 _VARIANT = ("picture", "side", "batch", "width", "split")
 
 
-@registered("fourier-field", *_VARIANT, "features")
+@registered("fourier-field", *_VARIANT, "features", "depth")
 def fourier_field(
-    small: bool, device: str, folder: Path | None, *, width: int = 0, features: int = 0, side: int = 0, **options: Any
+    small: bool,
+    device: str,
+    folder: Path | None,
+    *,
+    width: int = 0,
+    features: int = 0,
+    side: int = 0,
+    depth: int = 3,
+    **options: Any,
 ) -> Field:
-    """Tancik's network, or a small one for a few pixels."""
+    """Tancik's network, or one of `depth` hidden layers, or a small one for a few pixels."""
     width, features, side = width or (16 if small else 256), features or (8 if small else 256), side or (16 if small else 400)
     options = {"picture": pictures.GENERATED} | options if small else options
-    return Field(lambda: fourier(width, features=features), False, device, side=side, folder=folder, **options)
+    return Field(lambda: fourier(width, depth, features), False, device, side=side, folder=folder, **options)
+
+
+@registered("relu-field", *_VARIANT)
+def relu_field(small: bool, device: str, folder: Path | None, *, width: int = 0, side: int = 0, **options: Any) -> Field:
+    """Tancik's network without its features, or a small one for a few pixels."""
+    width, side = width or (16 if small else 256), side or (16 if small else 400)
+    options = {"picture": pictures.GENERATED} | options if small else options
+    made = Field(lambda: relu(width), False, device, side=side, folder=folder, **options)
+    made.title = f"ReLU without features, {made.data}"
+    return made
 
 
 @registered("siren", *_VARIANT)
