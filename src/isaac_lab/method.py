@@ -38,7 +38,7 @@ class Method:
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "sgd": Method("SGD", ("weight_decay",), stacks=True),
-        "momentum": Method("SGD + momentum", ("momentum", "weight_decay"), stacks=True),
+        "momentum": Method("SGD + momentum", ("decays", "momentum", "weight_decay"), stacks=True),
         "nesterov": Method("SGD + Nesterov", ("decays", "momentum", "weight_decay")),
         "adadelta": Method("Adadelta"),
         "adam": Method("Adam", ("weight_decay",), stacks=True),

@@ -40,8 +40,8 @@ class ScheduleFree(torch.optim.Optimizer):
             directions = []
             for weight in weights:
                 square = self.state[weight]["square"]
-                square.mul_(group["beta2"]).addcmul_(weight.grad, weight.grad, value=1 - group["beta2"])  # type: ignore[arg-type]
-                direction = weight.grad / (square / correction).sqrt_().add_(SMALLEST)  # type: ignore[operator]
+                square.mul_(group["beta2"]).addcmul_(weight.grad, weight.grad, value=1 - group["beta2"])
+                direction = weight.grad / (square / correction).sqrt_().add_(SMALLEST)
                 directions.append(direction.add_(weight, alpha=group["weight_decay"]))
             ahead = [self.state[weight]["ahead"] for weight in weights]
             torch._foreach_add_(weights, torch._foreach_mul(ahead, share))

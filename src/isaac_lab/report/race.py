@@ -12,7 +12,7 @@ from isaac_lab.charts.draw import draw, pictures
 from isaac_lab.charts.figure import Figure, Method, identifier, look
 from isaac_lab.charts.lines import Axis, Line, Target
 from isaac_lab.record import Store
-from isaac_lab.report import parts
+from isaac_lab.report import parts, race_rules
 from isaac_lab.report.docs import DocsError
 from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
 from isaac_lab.report.summaries import Summary, checked, find
@@ -239,7 +239,11 @@ def blocks(races: Path, pictures: Path) -> dict[str, Callable[[], str]]:
     found = [summary for summary in summaries(races) if summary.scale != "smoke"]
     if not found:
         raise DocsError(f"{races} has no race but smoke tests")
-    return {"race": lambda: ends(found, once=True).markdown(), "races": lambda: _sections(found, pictures)}
+    return {
+        "race-rules": lambda: race_rules.markdown("standard"),
+        "race": lambda: ends(found, once=True).markdown(),
+        "races": lambda: _sections(found, pictures),
+    }
 
 
 def _sections(found: Sequence[Summary], pictures: Path) -> str:
@@ -287,7 +291,7 @@ def figure(summary: Record, name: str = "race") -> Figure:
     fields = [Axis("step", "Steps", ",d"), Axis("seconds", "Seconds", ",.3~r")]
     target = Target(value, f"target {number(value, 3)}", summary["target_by"]) if value else None
     logarithmic = Axis("seconds", "Seconds", label="Seconds (log)", logarithmic=True)
-    scales = lines.scales(logarithmic_first=True)
+    scales = lines.scales(logarithmic_first=not summary.get("higher"))
     controls = (lines.axes([*fields, logarithmic]), scales, lines.RUNS, lines.quantities([quantity]))
     best = lowest(summary)
     ending = f"Best at the budget: {best}." if best else ""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.studies.race.race import BELOW_ONE, COURSES, ENTRANTS, RULES, SCALES, Course, entrants
 
-__all__ = ["rules"]
+__all__ = ["markdown", "rules"]
 
 LETTERS = {"learning_rate": "η", "second_rate": "η₂", "beta2": "β₂", "momentum": "μ", "damping": "λ"}
 
@@ -15,13 +15,29 @@ def rules(scale: str) -> list[Table]:
     return [_shared(scale), _search(), *(_course(course, scale) for course in COURSES.values())]
 
 
+def markdown(scale: str) -> str:
+    """For a page: what is shared, what is searched, and a row for each workload."""
+    rows = []
+    for course in COURSES.values():
+        own, better = SCALES[scale], "higher" if course.higher else "lower"
+        cells = (course.name, f"{course.metric}, {better}", _target(course), f"{course.blank(own).steps:,}")
+        rows.append(Row((*cells, str(len(entrants(course))), f"`{course.rules(own)}`")))
+    columns = ("Workload", "Scored by", "Target", "Steps", "Methods", "Hash")
+    found = (_shared(scale), _search(), Table("", columns, tuple(rows), frozenset({0, 1, 2, 5})))
+    return "\n".join(table.markdown() for table in found)
+
+
+def _target(course: Course) -> str:
+    return f"{course.target:g}" if not isinstance(course.target, str) else f"mean of {ENTRANTS[course.target].label}"
+
+
 def _table(caption: str, rows: Sequence[tuple[str, str]]) -> Table:
     return Table(caption, ("Rule", "What"), tuple(Row(row) for row in rows), frozenset({0, 1}))
 
 
 def _shared(scale: str) -> Table:
     own = SCALES[scale]
-    most = own.first + (own.rounds - 1) * own.more
+    least, most = (own.first + (rounds - 1) * own.more for rounds in (own.least, own.rounds))
     last = RULES["first_seed"] + own.seeds - 1
     return _table(
         f"All workloads, scale {scale}",
@@ -29,7 +45,7 @@ def _shared(scale: str) -> Table:
             ("Equal for all", "network, initial weights, data, order, batch, schedule, clipping, number of trials"),
             ("Search", f"seed {RULES['search_seed']}, judged on a tenth cut from the training set; never on the test set"),
             ("Trials", f"{own.first} at the points of one Halton sequence; then {own.more} around each method's best"),
-            ("Edges", f"all go on while anybody's best is the lowest or highest tried: {own.first} to {most} trials each"),
+            ("Edges", f"all go on while anybody's best is the lowest or highest tried: {least} to {most} trials each"),
             ("Finals", f"seeds {RULES['first_seed']} to {last} on the whole training set, measured on the test set"),
             ("Target", "a public figure, or the mean of a tuned baseline; a seed that misses it is infinite"),
             ("Statistics", f"paired t-tests by seed, Holm over {len(RULES['compared'])} comparisons"),
@@ -58,14 +74,13 @@ def _course(course: Course, scale: str) -> Table:
     recipe += [f"{name} {value}" for name, value in course.settings.items()]
     recipe += [f"weight decay {value:g} {how}" for how, value in course.decay.items()]
     ours = ", ".join(f"{name} {value}" for name, value in course.conditioned.items()) or "expand, absolute λ"
-    target = f"{course.target:g}" if not isinstance(course.target, str) else f"mean of {ENTRANTS[course.target].label}"
     return _table(
         course.name,
         [
             ("Source", course.source),
             ("Trained", f"{blank.workload}, {variant}; {blank.steps:,} steps"),
             ("Scored by", f"{course.metric}, {'higher' if course.higher else 'lower'} is better"),
-            ("Target", target),
+            ("Target", _target(course)),
             ("Recipe of all", "; ".join(recipe)),
             ("ISAAC", ours),
             ("Rates times", f"adaptive {course.adaptive:g}, plain {course.plain:g}"),

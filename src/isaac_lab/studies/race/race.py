@@ -63,6 +63,7 @@ class Scale:
     small: bool
     first: int
     more: int
+    least: int
     rounds: int
     seeds: int
     points: int
@@ -190,7 +191,7 @@ def _entrants() -> dict[str, Entrant]:
     found = {}
     for name, own in _TEXT["methods"].items():
         known = {"method": name, **own}
-        known["search"] = {key: Range(*ends, key in BELOW_ONE) for key, ends in own["search"].items()}
+        known["search"] = {key: Range(*ends, below_one=key in BELOW_ONE) for key, ends in own["search"].items()}
         found[name] = Entrant(name, METHODS[name].title if name in METHODS else "FOOF", **known)
     for base in _TEXT["isaac"]["before"]:
         own = found[base]
@@ -217,7 +218,7 @@ def arms(course: Course, scale: Scale, kept: Kept, network: str = "") -> dict[st
 
     Who has not begun is not waited for.
     """
-    for rounds in range(1, scale.rounds + 1):
+    for rounds in range(scale.least, scale.rounds + 1):
         made = {entrant.name: _arm(entrant, course, scale, rounds, network) for entrant in entrants(course)}
         found = {name: own for name, arm in made.items() if (own := resolve(arm, kept)).tried[0]}
         searching = any(trial.split == "validation" for own in found.values() for trial in own.due)

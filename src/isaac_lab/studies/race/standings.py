@@ -38,7 +38,7 @@ CONTROL = ", λ = ∞"
 
 def course_of(about: Record) -> tuple[Course, Scale]:
     """The rules of a folder, as they are now."""
-    name, scale = about.get("workload"), about.get("scale")
+    name, scale = str(about.get("workload")), str(about.get("scale"))
     if name not in COURSES or scale not in SCALES:
         raise StoreError(f"there are no rules for a race on {name} at scale {scale}; there are {', '.join(COURSES)}")
     return COURSES[name], SCALES[scale]
