@@ -48,7 +48,8 @@ class Prepared:
         self._kfac: Kfac | None = None
         _, how = method.find(trial.method)
         self._zeta = how == "isaac" and "output_damping" in dict(trial.settings)
-        self.draws = (self._zeta or trial.method == "kfac") and trial.get("curvature", "sampled") == "sampled"
+        drawn = (self._zeta or trial.method == "kfac") and trial.get("curvature", "sampled") == "sampled"
+        self.draws = drawn and workload.flat
         layers = _layers(trial, workload)
         if how == "line":
             # Not `_handle`: whoever adds one line sets no mask.
@@ -123,10 +124,10 @@ class Prepared:
             loss = workload.loss(self._model, *batch)
             loss.backward()
             return loss
-        x, y, *numbers = batch
-        output: Tensor = self._model(x)
-        loss = workload.loss(_Given(output), x, y)
-        likelihood = workload.likelihood(numbers[0] if numbers else output.new_empty(0))
+        batch, numbers = (batch[:-1], batch[-1]) if self.draws else (batch, None)
+        output: Tensor = self._model(batch[0])
+        loss = workload.loss(_Given(output), *batch)
+        likelihood = workload.drawn or workload.likelihood(output.new_empty(0) if numbers is None else numbers)
         if self._kfac is not None:
             self._kfac.backward(loss, output, likelihood)
         elif self._handle is not None:
@@ -158,7 +159,9 @@ def unable(trial: Trial, workload: Workload) -> str:
     """Why this method cannot train this workload, or ""."""
     if reason := method.missing(trial):
         return reason
-    if not workload.flat and (trial.method == "kfac" or "output_damping" in dict(trial.settings)):
+    if not workload.flat and "output_damping" in dict(trial.settings):
+        return "ζ is here for networks of linear layers with one row per example only"
+    if not workload.flat and workload.drawn is None and trial.method == "kfac":
         return "K-FAC and ζ are here for networks of linear layers with one row per example only"
     return ""
 

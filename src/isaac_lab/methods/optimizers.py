@@ -49,7 +49,7 @@ def optimizers(trial: Trial, workload: Workload, model: nn.Module) -> tuple[torc
             return (Soap(groups, lr=rate, **own),)
         case "kron":
             return (kron(groups, rate, float(trial.get("momentum", MOMENTUM))),)
-    momentum = 0.0 if name in ("sgd", "kfac") else float(trial.get("momentum", MOMENTUM))
+    momentum = float(trial.get("momentum", 0.0 if name in ("sgd", "kfac") else MOMENTUM))
     return (torch.optim.SGD(groups, rate, momentum=momentum, nesterov=name == "nesterov"),)
 
 

@@ -12,6 +12,7 @@ from isaac_lab.data import sets
 from isaac_lab.trial import TrialError
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
+from isaac_newton.math.likelihood import likelihood_of
 
 __all__ = ["SIZES", "DeepAutoencoder"]
 
@@ -35,6 +36,7 @@ class DeepAutoencoder(Examples):
 
     quantity = "test_loss"
     metrics: ClassVar[Mapping[str, str]] = {"test_error": "Squared error of a test image"}
+    drawn = likelihood_of(nn.BCEWithLogitsLoss(reduction="sum"))
 
     def __init__(
         self, small: bool, device: str, folder: Path | None, *, units: str = "tanh", batch: int = 100, **options: int | str

@@ -15,6 +15,7 @@ from isaac_lab.data import pictures
 from isaac_lab.data.files import md5
 from isaac_lab.workload import Workload, registered, seeded
 from isaac_lab.workloads.examples import Examples
+from isaac_newton.math.likelihood import likelihood_of
 
 __all__ = ["Field", "FourierFeatures", "encoded", "fourier", "siren"]
 
@@ -90,6 +91,7 @@ class Field(Examples):
 
     quantity = "train_loss"
     metrics: ClassVar[Mapping[str, str]] = {"psnr": "PSNR, fitted", "test_psnr": "PSNR, held out"}
+    drawn = likelihood_of(nn.MSELoss())
 
     def __init__(
         self,
