@@ -1,5 +1,29 @@
-"""The checker behind the shape annotations: beartype, with an int accepted where a float is asked for."""
+"""The checker behind the shape annotations: beartype on shapes alone. For the rest the library has errors of its own."""
 
+import functools
+from collections.abc import Callable
+from typing import Any, get_args
+
+import torch
 from beartype import BeartypeConf, beartype
+from jaxtyping import AbstractArray
 
-checker = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+
+def checker(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Check the arguments and results whose annotation has a shape in it."""
+    hints = getattr(function, "__annotations__", {})
+    function.__annotations__ = {name: hint for name, hint in hints.items() if _has_shape(hint)}
+    checked = _beartype(function)
+
+    @functools.wraps(function)
+    def outside_of_the_compiler(*args: Any, **kwargs: Any) -> Any:
+        # It reads the code of the checks too, and gets the shapes wrong.
+        return (function if torch.compiler.is_compiling() else checked)(*args, **kwargs)
+
+    return outside_of_the_compiler
+
+
+def _has_shape(hint: object) -> bool:
+    return (isinstance(hint, type) and issubclass(hint, AbstractArray)) or any(map(_has_shape, get_args(hint)))

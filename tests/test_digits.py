@@ -1,4 +1,4 @@
-"""The demo: what it prints and writes, and that its comparison is fair."""
+"""The demo on digits: what it prints and writes, and that its comparison is fair."""
 
 import importlib.metadata
 import json
@@ -23,9 +23,9 @@ from isaac_lab.data.sets import Dataset
 from isaac_lab.data.sets import load as loaded
 from isaac_lab.models import relu_network
 from isaac_lab.record import Record, Store
-from isaac_lab.report import demo as report
-from isaac_lab.studies import demo
-from isaac_lab.studies.demo import Method
+from isaac_lab.report import digits as report
+from isaac_lab.studies import digits
+from isaac_lab.studies.digits import Method
 from isaac_lab.study import outstanding
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
@@ -35,7 +35,7 @@ NAMES = ["SGD", "SGD + ISAAC", "Adam", "Adam + ISAAC"]
 
 
 def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["demo", *arguments])
+    return CliRunner().invoke(app, ["demo", "digits", *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ class Fabricated(Store):
 
     def __init__(self, losses: dict[str, float]) -> None:
         self._runs = {}
-        for method in demo.METHODS:
+        for method in digits.METHODS:
             end = losses[method.name]
             for seed in range(2):
                 trial = method.trial(seed, 2)
@@ -69,8 +69,8 @@ class Fabricated(Store):
         return self._runs[trial]
 
 
-def ending_at(losses: dict[str, float]) -> list[demo.Summary]:
-    return demo.summarize(Fabricated(losses), seeds=2, epochs=2)
+def ending_at(losses: dict[str, float]) -> list[digits.Summary]:
+    return digits.summarize(Fabricated(losses), seeds=2, epochs=2)
 
 
 def trained(method: Method, seed: int, *, epochs: int = 1) -> Record:
@@ -92,14 +92,14 @@ def test_the_picture_is_a_png(out: Path) -> None:
 
 def test_the_records_hold_runs_versions_and_finite_curves(out: Path) -> None:
     store = Store(out)
-    assert [record.trial for record in store.records()] == [method.trial(0, 1) for method in demo.METHODS]
+    assert [record.trial for record in store.records()] == [method.trial(0, 1) for method in digits.METHODS]
     for record in store.records():
         assert record.about["versions"]["torch"] == importlib.metadata.version("torch")
         assert record.curve["step"] == [0, 24]
         assert all(math.isfinite(value) for point in record.points for value in point.values())
         assert (record.seconds_per_step or 0) > 0
     (call,) = store.about["calls"]
-    assert (call["runs"], call["command"]) == (4, "isaac-newton demo --epochs 1 --seeds 1")
+    assert (call["runs"], call["command"]) == (4, "isaac-newton demo digits --seeds 1 --epochs 1")
 
 
 def test_what_was_trained_is_shown_again_without_training(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_what_was_trained_is_shown_again_without_training(out: Path, monkeypatch
 
 def test_piped_output_has_no_control_codes(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
-    command = [sys.executable, "-m", "isaac_lab", "demo", "--epochs", "1", "--seeds", "1", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "isaac_lab", "demo", "digits", "--epochs", "1", "--seeds", "1", "--out", str(tmp_path)]
     # ASCII is the poorest terminal there is: the table must survive it too.
     environment["PYTHONIOENCODING"] = "ascii"
     finished = subprocess.run(command, env=environment, capture_output=True, check=True)
@@ -144,7 +144,7 @@ def test_a_directory_that_cannot_be_written_is_refused_before_training(tmp_path:
     assert "cannot write to" in result.output
 
 
-@pytest.mark.parametrize("method", demo.METHODS, ids=NAMES)
+@pytest.mark.parametrize("method", digits.METHODS, ids=NAMES)
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others(method: Method) -> None:
     def losses(seed: int) -> list[float]:
         torch.rand(1)  # whatever state the global generator is in
@@ -168,7 +168,7 @@ def test_all_methods_start_from_the_same_weights_and_see_the_same_batches(monkey
         prepare(self, trial, workload, model)
 
     monkeypatch.setattr(methods.Prepared, "__init__", spy)
-    for method in demo.METHODS:
+    for method in digits.METHODS:
         trained(method, 3)
     assert len(weights) == len(batches) == 4
     for other in weights[1:]:
@@ -179,7 +179,7 @@ def test_all_methods_start_from_the_same_weights_and_see_the_same_batches(monkey
 
 
 def test_every_image_is_seen_once_an_epoch_in_a_new_order() -> None:
-    workload = load(demo.METHODS[0].trial(0, 1), device="cpu")
+    workload = load(digits.METHODS[0].trial(0, 1), device="cpu")
     every, _ = (torch.cat(part) for part in zip(*workload.batches(0, 1), strict=True))
     other, _ = (torch.cat(part) for part in zip(*workload.batches(0, 2), strict=True))
     assert len(every) == 1440
@@ -192,15 +192,15 @@ def test_methods_take_turns_within_a_seed() -> None:
         def get(self, trial: Trial) -> Record | None:
             return None
 
-    due = outstanding(demo.arms(2, 1), Empty())
-    assert due == [method.trial(seed, 1) for seed in (0, 1) for method in demo.METHODS]
+    due = outstanding(digits.arms(2, 1), Empty())
+    assert due == [method.trial(seed, 1) for seed in (0, 1) for method in digits.METHODS]
 
 
 def test_the_first_epochs_are_those_of_the_committed_records() -> None:
     """The order of the data and the weights are those that the pages' numbers were made with."""
     path = Path(__file__).parent.parent / "results" / "demo" / "records.json"
     old = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    for method in demo.METHODS:
+    for method in digits.METHODS:
         own = next(run for run in old if (run["method"], run["seed"]) == (method.name, 0))
         expected = [measurement["train_loss"] for measurement in own["measurements"][:2]]
         assert trained(method, 0).column("train_loss") == pytest.approx(expected, rel=0.01)

@@ -140,9 +140,8 @@ def test_measured_steps_are_even_and_include_both_ends() -> None:
 
 
 def test_a_setting_that_a_method_does_not_take_is_named() -> None:
-    with pytest.raises(
-        TrialError, match="sgd takes no damping; it takes clip, drop, drops, floor, learning_rate, warm_up, weight_decay"
-    ):
+    takes = "clip, drop, drops, floor, frames, learning_rate, warm_up, weight_decay"
+    with pytest.raises(TrialError, match=f"sgd takes no damping; it takes {takes}"):
         method.check(replace(TRIAL, method="sgd"))
     with pytest.raises(TrialError, match="curvature must be sampled or empirical, got 'exact'"):
         method.check(TRIAL.having(curvature="exact"))

@@ -85,8 +85,6 @@ def measure(
             "seconds_per_step": asdict(timing.spread(values)),
             "ratio": asdict(timing.spread(ratios[name])),
             "steps_per_turn": per_turn[name],
-            # Seconds until the first step that is timed can begin: what is made, compiled and captured.
-            "ready": round(ready[name], 3),
         }
         for name, values in seconds.items()
     ]
@@ -100,6 +98,8 @@ def measure(
         **origin(threads=torch.get_num_threads(), packages=tuple(packages), device=device),
         "methods": entries,
         "left_out": left_out,
+        # Seconds until the first step that is timed can begin: what is made, compiled and captured.
+        "ready": {name: round(own, 3) for name, own in ready.items()},
     }
 
 

@@ -39,6 +39,7 @@ WORKLOADS: Mapping[str, str] = {
     "nano-gpt": "gpt",
     "char-lstm": "lstm",
     "fourier-field": "field",
+    "muon-inrs": "field",
     "relu-field": "field",
     "siren": "field",
     "photograph": "field",

@@ -52,7 +52,7 @@ def demo(
     seeds: Annotated[
         int | None,
         typer.Option(
-            callback=lambda value: value and at_least_one(value),
+            callback=at_least_one,
             help="Runs of each method, each with a seed of its own. Unless given: 2; digits 3.",
             show_default=False,
         ),
@@ -60,7 +60,7 @@ def demo(
     epochs: Annotated[
         int | None,
         typer.Option(
-            callback=lambda value: value and at_least_one(value),
+            callback=at_least_one,
             help="Of the digits: passes over the training images. Unless given: 15, for which the settings are tuned.",
             show_default=False,
         ),
@@ -73,12 +73,20 @@ def demo(
         typer.Option(help="Directory for pictures and records. Unless given: out/demo; digits out/digits.", show_default=False),
     ] = None,
     minutes: Minutes = None,
+    fill: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of the photograph: then put table and pictures into this page, where it has marks.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Train with and without ISAAC on an embedded photograph: progress, a table, pictures."""
     started = time.perf_counter()
     digits = subject is Subject.DIGITS
     if epochs and not digits:
         raise typer.BadParameter("only the digits are trained by epochs: isaac-newton demo digits", param_hint="'--epochs'")
+    if fill and digits:
+        raise typer.BadParameter("only the photograph has a page: isaac-newton demo --fill …", param_hint="'--fill'")
     seeds, epochs = seeds or (3 if digits else 2), epochs or EPOCHS
     out = out or Path("out/digits" if digits else "out/demo")
     check_writable(out)
@@ -96,8 +104,20 @@ def demo(
         _digits(call, console, out, seeds, epochs)
     else:
         _photograph(call, console, out, seeds, search=subject is Subject.SEARCH)
+    if fill:
+        _fill(fill, out, seeds)
     said = f"Records: {out / 'trials.jsonl'}\nDone in {time.perf_counter() - started:.0f} s."
     console.print(said, markup=False, highlight=False, soft_wrap=True)
+
+
+def _fill(page: Path, out: Path, seeds: int) -> None:
+    from isaac_lab.report import demo as report
+    from isaac_lab.report.docs import DocsError
+
+    try:
+        report.fill(page, out, seeds)
+    except DocsError as error:
+        raise typer.BadParameter(str(error), param_hint="'--fill'") from None
 
 
 def _digits(call: "Call", console: Console, out: Path, seeds: int, epochs: int) -> None:
@@ -119,7 +139,7 @@ def _digits(call: "Call", console: Console, out: Path, seeds: int, epochs: int) 
 
 def _photograph(call: "Call", console: Console, out: Path, seeds: int, *, search: bool) -> None:
     from isaac_lab.record import Store
-    from isaac_lab.studies.demo import METHODS, arms, searched
+    from isaac_lab.studies.demo import METHODS, arms, chosen, searched
 
     runs = len(METHODS) * seeds
     said = "each method's rate is chosen on one photograph, then " if search else ""
@@ -129,7 +149,7 @@ def _photograph(call: "Call", console: Console, out: Path, seeds: int, *, search
     with shown_later(console):
         from isaac_lab.report import demo as report
 
-        found = report.write(store, seeds, call.device, call.folder)
+        found = report.write(store, chosen(store, seeds) if search else METHODS, seeds, call.device, call.folder)
         for shown in (report.table(found).terminal(), *report.what_one_sees(found)):
             console.print(shown, highlight=False)
         names = ", ".join(str(out / f"{name}.png") for name in ("pictures", "curves"))

@@ -74,9 +74,9 @@ class _TerminatedError(BaseException):
     """SIGTERM."""
 
 
-def at_least_one(value: int) -> int:
-    """Refuse what is not positive."""
-    if value < 1:
+def at_least_one(value: int | None) -> int | None:
+    """Refuse what is given and not positive."""
+    if value is not None and value < 1:
         raise typer.BadParameter(f"must be at least 1, got {value}")
     return value
 

@@ -1,6 +1,7 @@
 """What the demo shows: the photograph growing sharp, curves, a table, and a sentence for each method."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from isaac_lab.record import Record, Store
 from isaac_lab.report import docs
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.stats import Difference, contrast
+from isaac_lab.studies import demo as studies
 from isaac_lab.studies.demo import FRAMES, METHODS, Summary, summarize
 from isaac_lab.workload import load
 
@@ -22,8 +24,8 @@ __all__ = ["curves", "fill", "photographs", "table", "what_one_sees", "write"]
 
 NOTE = (
     "PSNR: of the pixels that are fitted, more is better; mean of {seeds} ± standard deviation. p: Welch, two-sided, against "
-    "Adam; from 0.05 on no difference is shown. To Adam's end: the first measurement at which the mean PSNR is at or above "
-    "the one that Adam ends with, and the seconds of so many steps. ms: of a step on this device ({device}), methods taking "
+    "Adam; from 0.05 on no difference is shown. To Adam's end: steps until the mean PSNR is measured at or above the one that "
+    "Adam ends with. Seconds: of so many steps. ms: of a step on this device ({device}), methods taking "
     "turns. Every method's rate was chosen by 12 runs on another photograph."
 )
 
@@ -42,22 +44,22 @@ class Shown:
         return "one seed" if count == 1 else f"{count} seeds"
 
 
-def write(store: Store, seeds: int, device: str, folder: Path | None) -> Shown:
+def write(store: Store, methods: Sequence[studies.Method], seeds: int, device: str, folder: Path | None) -> Shown:
     """Pictures beside the records."""
-    shown = read(store, seeds, device)
+    shown = read(store, methods, seeds, device)
     pictures(photographs(shown, folder), store.folder / "pictures", suffixes=[".png"])
     pictures(curves(shown), store.folder / "curves", suffixes=[".png"])
     return shown
 
 
-def read(store: Store, seeds: int, device: str) -> Shown:
+def read(store: Store, methods: Sequence[studies.Method], seeds: int, device: str) -> Shown:
     """The records, with the times of steps on this device; where nobody took them, the runs' own."""
     timed = store.times().get(device)
     own = times.seconds(timed) if timed else {}
-    for method in METHODS:
+    for method in methods:
         runs = [record for seed in range(seeds) if (record := store.get(method.trial(seed))) is not None]
         own.setdefault(method.name, median(record.seconds_per_step or math.nan for record in runs) if runs else math.nan)
-    return Shown(summarize(store, seeds, own), device)
+    return Shown(summarize(store, methods, seeds, own), device)
 
 
 def table(shown: Shown) -> Table:
@@ -107,7 +109,8 @@ def photographs(shown: Shown, folder: Path | None = None) -> Figure:
             seen = record.curve["picture"][place] if record.finished else None
             words = f"{record.column('psnr')[place]:.1f} dB" if seen else "diverged"
             rows.append({"row": own.method.name, "column": f"{step} steps", "url": _url(seen), "words": words})
-        rows.append({"row": own.method.name, "column": "the photograph", "url": _url(original), "words": ""})
+        if own is shown.summaries[0]:  # in each row it would make the picture's file larger by a sixth
+            rows.append({"row": own.method.name, "column": "the photograph", "url": _url(original), "words": ""})
     alt = f"The photograph as fitted after {', '.join(map(str, FRAMES))} steps. " + " ".join(what_one_sees(shown))
     subtitle = "One seed, each method at its own tuned rate, warm-up and cosine. Numbers: PSNR in dB, more is better."
     return Figure("figure-photograph", (mosaic.chart("photograph", alt, rows),), "A photograph growing sharp", subtitle)
@@ -137,7 +140,7 @@ _DEVICES = {"cpu": "CPU core", "cuda": "GPU"}
 
 def fill(page: Path, out: Path, seeds: int) -> None:
     """Put what the records say where a page has marks for it; its pictures lie beside it."""
-    shown = read(Store(out), seeds, "cpu")
+    shown = read(Store(out), METHODS, seeds, "cpu")
     figures = page.parent / "figures"
 
     def block() -> str:
@@ -147,7 +150,7 @@ def fill(page: Path, out: Path, seeds: int) -> None:
             f"![{figure.title}](figures/{name}.svg)\n\n"
             for name, figure in (("photograph", photographs(shown)), ("psnr", curves(shown)))
         )
-        return f"{both}{table(shown).markdown()}\n{table(shown).note}"
+        return f"{both}{table(shown).markdown()}\n" + textwrap.fill(table(shown).note, 116)
 
     docs.fill(page, {"demo": block})
 

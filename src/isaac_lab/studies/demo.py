@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from isaac_lab.record import Record, Store
-from isaac_lab.study import Arm, Search
+from isaac_lab.study import Arm, Search, resolve
 from isaac_lab.trial import Trial, Value
 
-__all__ = ["FRAMES", "METHODS", "SEARCHED", "Method", "Summary", "arms", "searched", "summarize"]
+__all__ = ["FRAMES", "METHODS", "SEARCHED", "Method", "Summary", "arms", "chosen", "searched", "summarize"]
 
 STEPS, POINTS, WARM_UP = 300, 12, 20
 #: Of the first seed a picture is kept after so many steps.
@@ -69,11 +69,11 @@ def _final(best: Trial, seed: int) -> Trial:
 
 _RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
 METHODS = (
-    Method("Adam", "adam", {"learning_rate": 0.02}, _RATES),
-    Method("Adam + ISAAC", "adam+line", {"learning_rate": 0.02}, _RATES),
-    Method("Adam + ISAAC, Relative(1)", "adam+isaac", {"learning_rate": 0.02}, _RATES, {"damping": 1.0, "relative": True}),
+    Method("Adam", "adam", {"learning_rate": 0.0272}, _RATES),
+    Method("Adam + ISAAC", "adam+line", {"learning_rate": 0.0256}, _RATES),
+    Method("Adam + ISAAC, Relative(1)", "adam+isaac", {"learning_rate": 0.032}, _RATES, {"damping": 1.0, "relative": True}),
     # Its hidden matrices want larger rates than AdamW, which trains the rest.
-    Method("Muon", "muon", {"learning_rate": 0.06}, tuple(4 * rate for rate in _RATES), {"second_rate": 0.01}, (0.4, 2.5)),
+    Method("Muon", "muon", {"learning_rate": 0.1664}, tuple(4 * rate for rate in _RATES), {"second_rate": 0.01}, (0.4, 2.5)),
 )
 
 
@@ -89,6 +89,16 @@ def arms(seeds: int) -> list[Arm]:
 def searched(seeds: int) -> list[Arm]:
     """A method each: its search, and the runs that are shown."""
     return [method.searched(seeds) for method in METHODS]
+
+
+def chosen(store: Store, seeds: int) -> tuple[Method, ...]:
+    """The methods with what the search in these records chose for them."""
+    found = []
+    for method in METHODS:
+        best = resolve(method.searched(seeds), store).best
+        settings = method.chosen if best is None else {name: float(best.get(name, 0.0)) for name in method.chosen}
+        found.append(replace(method, chosen=settings))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -111,10 +121,10 @@ class Summary:
         return [record.final("psnr") for record in self.records]
 
 
-def summarize(store: Store, seeds: int, seconds: Mapping[str, float]) -> list[Summary]:
-    """One for each method that has ended at all seeds, in the order of `METHODS`."""
+def summarize(store: Store, methods: Sequence[Method], seeds: int, seconds: Mapping[str, float]) -> list[Summary]:
+    """One for each method that has ended at all seeds, in their order."""
     found = []
-    for method in METHODS:
+    for method in methods:
         runs = [record for seed in range(seeds) if (record := store.get(method.trial(seed))) is not None]
         if len(runs) == seeds:
             found.append(Summary(method, runs, seconds[method.name]))

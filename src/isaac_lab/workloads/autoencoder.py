@@ -34,9 +34,9 @@ class DeepAutoencoder(Examples):
         options: Of `examples.Examples`.
     """
 
+    drawn = likelihood_of(nn.BCEWithLogitsLoss(reduction="sum"))
     quantity = "test_loss"
     metrics: ClassVar[Mapping[str, str]] = {"test_error": "Squared error of a test image"}
-    drawn = likelihood_of(nn.BCEWithLogitsLoss(reduction="sum"))
 
     def __init__(
         self, small: bool, device: str, folder: Path | None, *, units: str = "tanh", batch: int = 100, **options: int | str

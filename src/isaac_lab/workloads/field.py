@@ -89,9 +89,9 @@ class Field(Examples):
         folder: Where the picture is looked for first.
     """
 
+    drawn = likelihood_of(nn.MSELoss())
     quantity = "train_loss"
     metrics: ClassVar[Mapping[str, str]] = {"psnr": "PSNR, fitted", "test_psnr": "PSNR, held out"}
-    drawn = likelihood_of(nn.MSELoss())
 
     def __init__(
         self,
@@ -156,32 +156,14 @@ def _decibels(error: float) -> float:
 _VARIANT = ("picture", "side", "batch", "width", "split")
 
 
-@registered("fourier-field", *_VARIANT, "features", "depth")
+@registered("fourier-field", *_VARIANT, "features")
 def fourier_field(
-    small: bool,
-    device: str,
-    folder: Path | None,
-    *,
-    width: int = 0,
-    features: int = 0,
-    side: int = 0,
-    depth: int = 3,
-    **options: Any,
+    small: bool, device: str, folder: Path | None, *, width: int = 0, features: int = 0, side: int = 0, **options: Any
 ) -> Field:
-    """Tancik's network, or one of `depth` hidden layers, or a small one for a few pixels."""
+    """Tancik's network, or a small one for a few pixels."""
     width, features, side = width or (16 if small else 256), features or (8 if small else 256), side or (16 if small else 400)
     options = {"picture": pictures.GENERATED} | options if small else options
-    return Field(lambda: fourier(width, depth, features), False, device, side=side, folder=folder, **options)
-
-
-@registered("relu-field", *_VARIANT)
-def relu_field(small: bool, device: str, folder: Path | None, *, width: int = 0, side: int = 0, **options: Any) -> Field:
-    """Tancik's network without its features, or a small one for a few pixels."""
-    width, side = width or (16 if small else 256), side or (16 if small else 400)
-    options = {"picture": pictures.GENERATED} | options if small else options
-    made = Field(lambda: relu(width), False, device, side=side, folder=folder, **options)
-    made.title = f"ReLU without features, {made.data}"
-    return made
+    return Field(lambda: fourier(width, features=features), False, device, side=side, folder=folder, **options)
 
 
 @registered("siren", *_VARIANT)
@@ -199,3 +181,20 @@ def photograph(small: bool, device: str, folder: Path | None, **options: Any) ->
         return fourier_field(small, device, folder, **options)
     own = {"side": 256, "batch": 2048} | options
     return Field(lambda: fourier(128, features=64, spread=15.0), False, device, folder=folder, **own)
+
+
+@registered("muon-inrs", "picture", "split")
+def muon_inrs(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
+    """The network of muon-inrs: 5 layers × 300 on 128 features."""
+    if small:
+        return fourier_field(small, device, folder, **options)
+    return Field(lambda: fourier(300, 4, 128), False, device, folder=folder, **options)
+
+
+@registered("relu-field", "picture", "split")
+def relu_field(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
+    """Tancik's network without its features."""
+    own: dict[str, Any] = {"picture": pictures.GENERATED, "side": 16} if small else {}
+    made = Field(lambda: relu(16 if small else 256), False, device, folder=folder, **own | options)
+    made.title = f"ReLU without features, {made.data}"
+    return made

@@ -186,7 +186,7 @@ def _method(
         "seconds_per_step": rounded(per_step),
         "clocks": {mode: rounded(own) for mode, own in by_mode.items()},
         "control": {mode: rounded(own.get(name + CONTROL)) for mode, own in clocks.items()},
-        "ready": {mode: entry.get("ready") for mode, own in timed.items() for entry in own["methods"] if entry["name"] == name},
+        "ready": {mode: own.get("ready", {}).get(name) for mode, own in timed.items()},
         "tuning": [
             {"settings": _settings(trial), "value": rounded(value), "diverged": math.isinf(value)}
             for trial, value in tried.items()
