@@ -25,8 +25,6 @@ TURN = 0.2
 BATCHES = 16
 #: So many graphs of each method share the rounds: where its tensors happen to lie makes a graph a little faster or slower.
 CAPTURES = 3
-#: Steps that are timed at the start, after those that warm up and capture.
-TIMED = 3
 
 
 def measure(
@@ -108,35 +106,26 @@ def seconds(record: Mapping[str, Any]) -> dict[str, float]:
     return {entry["name"]: float(entry["seconds_per_step"]["median"]) for entry in record["methods"]}
 
 
-def start(trial: Trial, workload: Workload, device: str) -> tuple[float, str]:
-    """Seconds of a step, roughly, in the mode in which the run will be trained, and why the method cannot run, or "".
+def start(trial: Trial, workload: Workload, device: str) -> str:
+    """Why the method cannot run, or "": it takes a few steps, in the mode in which the run will be trained.
 
     An error of our own, or of torch's, is not a reason: it is raised.
     """
-    reason = methods.unable(trial, workload)
-    if reason:
-        return 0.0, reason
+    if reason := methods.unable(trial, workload):
+        return reason
     try:
-        return _seconds(trial, workload, device), ""
+        step = _step(trial, workload, captured=device == "cuda" and method.capturable(trial))
+        for _ in range(WARM_UP):
+            step()
+        _wait(device)
     except method.UnableError as error:
-        return 0.0, str(error)
+        return str(error)
     except Exception as error:
         if not method.find(trial.method)[0].module:
             raise
         # Others' code may refuse a network in any way it likes.
-        return 0.0, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-
-
-def _seconds(trial: Trial, workload: Workload, device: str) -> float:
-    step = _step(trial, workload, captured=device == "cuda" and method.capturable(trial))
-    for _ in range(WARM_UP):
-        step()
-    _wait(device)
-    started = time.perf_counter()
-    for _ in range(TIMED):
-        step()
-    _wait(device)
-    return (time.perf_counter() - started) / TIMED
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    return ""
 
 
 def _step(trial: Trial, workload: Workload, *, captured: bool) -> Callable[[], object]:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from isaac_lab.studies.race.race import Course
     from isaac_lab.studies.race.runner import Request
 
-__all__ = ["race"]
-
 
 class ScaleChoice(enum.StrEnum):
     """How much is run."""
@@ -40,11 +38,11 @@ class ScaleChoice(enum.StrEnum):
 
 
 #: Besides workloads, what may be asked for.
-RULES, LIST, ALL = "rules", "list", "all"
+RULES, ALL = "rules", "all"
 
 
 def race(
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload; or all, list, rules.")] = ALL,
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload; or all; or rules.")] = ALL,
     scale: Annotated[
         ScaleChoice,
         typer.Option(help="smoke: small networks, embedded data. standard: the race by its rules, hours on a GPU."),
@@ -89,11 +87,11 @@ def race(
         from isaac_lab.studies.race import runner
         from isaac_lab.studies.race.race import COURSES, SCALES
         from isaac_lab.workloads import glue
-    if workload in (LIST, RULES):
-        _list(console) if workload == LIST else _rules(console, scale.value)
+    if workload == RULES:
+        _rules(console, scale.value)
         return
     if workload != ALL and workload not in COURSES:
-        there = f"{', '.join(COURSES)}, {ALL}, {LIST} and {RULES}"
+        there = f"{', '.join(COURSES)}, {ALL} and {RULES}"
         raise typer.BadParameter(f"there is no workload {workload!r}; there are {there}", param_hint="WORKLOAD")
     chosen = list(COURSES.values()) if workload == ALL else [COURSES[workload]]
     names = tuple(name.strip() for name in methods.split(",") if name.strip())
@@ -112,7 +110,8 @@ def race(
             runner.check_methods(names)
             for page in fill or []:
                 docs.check(page, ("race", "races"))
-            folders = _perform(chosen, request, console, draw_only=draw_only)
+            # A page shows all races that are committed, also where there is none of this scale.
+            folders = runner.folders(chosen, request, needed=not fill) if draw_only else _raced(chosen, request, console)
             found = [report.write(Store(folder)) for folder in folders]
             for page in fill or []:
                 docs.fill(page, report.blocks(out, page.parent / "figures"))
@@ -127,34 +126,15 @@ def race(
     console.print(f"Done in {time.perf_counter() - started:.0f} s.", markup=False, highlight=False)
 
 
-def _perform(chosen: "Sequence[Course]", request: "Request", console: Console, *, draw_only: bool) -> list[Path]:
+def _raced(chosen: "Sequence[Course]", request: "Request", console: Console) -> list[Path]:
     from isaac_lab.progress import display
     from isaac_lab.studies.race import runner
 
-    if not draw_only:
-        check_writable(request.out)
-        request.means.call.check()
-        with display(console) as shown:
-            means = replace(request.means, call=replace(request.means.call, progress=shown), display=shown)
-            return runner.run(chosen, replace(request, means=means))
-    if len(chosen) == 1:
-        return [runner.folder_of(chosen[0].name, request.scale.name, request.out)]
-    folders = [request.out / course.name / request.scale.name for course in chosen]
-    there = [folder for folder in folders if (folder / "about.json").is_file()]
-    if not there:
-        raise runner.RaceError(f"there is no race of scale {request.scale.name} in {request.out}")
-    return there
-
-
-def _list(console: Console) -> None:
-    from isaac_lab.report.tables import table
-    from isaac_lab.studies.race.race import COURSES, SCALES, entrants
-
-    rows = [
-        [name, *(f"{course.blank(scale).steps:,}" for scale in SCALES.values()), str(len(entrants(course))), course.source]
-        for name, course in COURSES.items()
-    ]
-    console.print(table(["Workload", "Smoke", "Standard", "Methods", "Source"], rows).terminal())
+    check_writable(request.out)
+    request.means.call.check()
+    with display(console) as shown:
+        means = replace(request.means, call=replace(request.means.call, progress=shown), display=shown)
+        return runner.run(chosen, replace(request, means=means))
 
 
 def _rules(console: Console, scale: str) -> None:
@@ -171,9 +151,10 @@ def _report(folder: Path, summary: Mapping[str, Any], console: Console) -> None:
     for table in (report.brief(summary), report.compared(summary), report.clocks(summary)):
         if table.rows:
             console.print(table.terminal())
-    for method in summary["methods"]:
-        if not method["n"]:
-            console.print(f"{method['label']} did not run: {method['reason']}.", markup=False, highlight=False)
+    reasons = dict.fromkeys(method["reason"] for method in summary["methods"] if not method["n"])
+    for reason in reasons:
+        labels = ", ".join(method["label"] for method in summary["methods"] if method["reason"] == reason)
+        console.print(f"{labels} did not run: {reason}.", markup=False, highlight=False)
     console.print(" ".join(report.said(summary)), markup=False, highlight=False, style="dim")
     for place in (f"Picture: {folder}/figure.png, .svg", f"Numbers: {folder}/numbers.csv", f"Records: {folder}/trials.jsonl"):
         console.print(place, markup=False, highlight=False, soft_wrap=True)

@@ -18,8 +18,6 @@ from isaac_lab.methods.soap import Soap
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload
 
-__all__ = ["Prepared", "prepare", "unable"]
-
 #: Options of `isaac_newton.attach` for a running average of the inputs' second moment.
 RUNNING: dict[str, Any] = {"when": "step", "decay": 0.9, "refresh": 20, "power": 0.5}
 #: Those that make it FOOF.

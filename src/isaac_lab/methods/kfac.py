@@ -9,8 +9,6 @@ from torch import Tensor, nn
 import isaac_newton as isaac
 from isaac_lab.trial import Trial
 
-__all__ = ["Kfac"]
-
 #: Of the averages, each time that they are renewed.
 DECAY = 0.95
 

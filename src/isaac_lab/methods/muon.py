@@ -8,8 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Muon", "alike", "orthogonalized"]
-
 #: Of Jordan's quintic iteration.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS, MOMENTUM, SMALLEST = 5, 0.95, 1e-7

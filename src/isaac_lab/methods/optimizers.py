@@ -15,8 +15,6 @@ from isaac_lab.methods.soap import Soap
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload
 
-__all__ = ["MOMENTUM", "StackedAdam", "StackedSGD", "kron", "optimizers", "stacked"]
-
 MOMENTUM = 0.9
 
 
@@ -58,7 +56,8 @@ def _grouped(trial: Trial, parameters: Sequence[nn.Parameter], decay: float) -> 
     if trial.get("decays") != "matrices":
         return [{"params": list(parameters), "weight_decay": decay}]
     matrices, vectors = ([p for p in parameters if (p.dim() > 1) is matrix] for matrix in (True, False))
-    return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = ({"params": own, "weight_decay": share} for own, share in ((matrices, decay), (vectors, 0.0)))
+    return [group for group in groups if group["params"]]
 
 
 def _on_device(groups: Sequence[dict[str, Any]]) -> bool:

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ScheduleFree"]
-
 #: How near to the average gradients are taken.
 NEAR, SMALLEST = 0.9, 1e-8
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from isaac_lab.methods.muon import alike
 
-__all__ = ["Soap"]
-
 #: Steps between two new bases: what its authors use to make them affordable.
 EVERY = 10
 MOMENTUM, SMALLEST = 0.95, 1e-8

@@ -23,8 +23,6 @@ from isaac_lab.studies.race.race import BELOW_ONE, COURSES
 from isaac_lab.studies.race.standings import CONTROL, lowest, pairs, summarize
 from isaac_lab.words import number
 
-__all__ = ["blocks", "brief", "clocks", "compared", "ends", "figure", "said", "section", "summaries", "table", "write"]
-
 Record = Mapping[str, Any]
 
 #: The letters of the paper for what is tuned.
@@ -353,7 +351,7 @@ def _subtitle(summary: Record) -> str:
 
 def section(found: Sequence[Summary]) -> Section:
     """All races on the page, the answer first."""
-    made: list[Block] = [ends(found)] if found else [Missing("The race", "isaac-newton race --scale quick")]
+    made: list[Block] = [ends(found)] if found else [Missing("The race", "isaac-newton race --scale standard")]
     seen: set[str] = set()
     for summary in found:
         with checked(summary):

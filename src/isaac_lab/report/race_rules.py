@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.studies.race.race import BELOW_ONE, COURSES, ENTRANTS, RULES, SCALES, Course, entrants
 
-__all__ = ["markdown", "rules"]
-
 LETTERS = {"learning_rate": "η", "second_rate": "η₂", "beta2": "β₂", "momentum": "μ", "damping": "λ"}
 
 

@@ -11,8 +11,6 @@ from isaac_lab.studies.race.race import Entrant, Range
 from isaac_lab.study import Arm, Result, Search, resolve
 from isaac_lab.trial import Trial
 
-__all__ = ["SCALES", "ending", "results", "target"]
-
 #: Their scales; nothing is run at these any more.
 SCALES = ("full", "quick")
 RIVALS = ("momentum", "adamw", "muon", "soap", "kfac")

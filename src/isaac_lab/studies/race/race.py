@@ -15,8 +15,6 @@ from isaac_lab.record import Record
 from isaac_lab.study import Arm, Kept, Result, Search, resolve
 from isaac_lab.trial import Trial, Value
 
-__all__ = ["COURSES", "RULES", "SCALES", "Course", "Entrant", "Range", "Scale", "arms", "due", "edges", "entrants"]
-
 _TEXT: Mapping[str, Any] = tomllib.loads((files(__package__) / "rules.toml").read_text(encoding="utf-8"))
 #: What all races share.
 RULES: Mapping[str, Any] = MappingProxyType(_TEXT["rules"])
@@ -191,7 +189,7 @@ def _entrants() -> dict[str, Entrant]:
     found = {}
     for name, own in _TEXT["methods"].items():
         known = {"method": name, **own}
-        known["search"] = {key: Range(*ends, below_one=key in BELOW_ONE) for key, ends in own["search"].items()}
+        known["search"] = {key: Range(ends[0], ends[1], key in BELOW_ONE) for key, ends in own["search"].items()}
         found[name] = Entrant(name, METHODS[name].title if name in METHODS else "FOOF", **known)
     for base in _TEXT["isaac"]["before"]:
         own = found[base]

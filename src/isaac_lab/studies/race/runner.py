@@ -16,8 +16,6 @@ from isaac_lab.studies.race.race import ENTRANTS, RULES, SCALES, Course, Scale, 
 from isaac_lab.study import Arm
 from isaac_lab.workload import Workload, load
 
-__all__ = ["RaceError", "Request", "UnknownMethodError", "check_methods", "folder_of", "run"]
-
 MODES = ("eager", "captured")
 
 
@@ -74,12 +72,14 @@ def run(chosen: Sequence[Course], request: Request) -> list[Path]:
     return folders
 
 
-def folder_of(course: str, scale: str, out: Path) -> Path:
-    """Where a race that has been run is."""
-    folder = out / course / scale
-    if not (folder / "about.json").is_file():
-        raise RaceError(f"there is no race in {folder}: it has no about.json; leave out --draw-only to run it")
-    return folder
+def folders(chosen: Sequence[Course], request: Request, *, needed: bool) -> list[Path]:
+    """Where races that have been run are; an error where there are none and one is needed."""
+    found = [request.out / course.name / request.scale.name for course in chosen]
+    there = [folder for folder in found if (folder / "about.json").is_file()]
+    if needed and not there:
+        where = f"{found[0]}: it has no about.json" if len(found) == 1 else f"{request.out}, of scale {request.scale.name}"
+        raise RaceError(f"there is no race in {where}; leave out --draw-only to run it")
+    return there
 
 
 class _Race:
@@ -136,7 +136,7 @@ class _Race:
                 # What an earlier call has done stays.
                 reason = "" if begun else before.get(entrant.name) or "left out by --methods"
             else:
-                reason = "" if begun else times.start(begin[0], self.workload, self.call.device)[1]
+                reason = "" if begun else times.start(begin[0], self.workload, self.call.device)
                 racing += [] if reason else [entrant.name]
             if reason:
                 reasons[entrant.name] = reason

@@ -15,8 +15,6 @@ from isaac_lab.study import Result, resolve
 from isaac_lab.times import seconds as medians
 from isaac_lab.trial import Trial
 
-__all__ = ["CONTROL", "SETTINGS", "Pair", "check", "crossing", "lowest", "pairs", "results", "summarize"]
-
 Record = Mapping[str, Any]
 
 TITLES = {
@@ -108,19 +106,7 @@ def summarize(store: Store) -> dict[str, Any]:
     versions = dict(origin.get("versions") or {})
     for record in timed.values():
         versions |= record["versions"]
-    kept = (
-        "workload",
-        "title",
-        "scale",
-        "data",
-        "arithmetic",
-        "quantity",
-        "steps",
-        "batch",
-        "seeds",
-        "points",
-        "command",
-    )
+    kept = ["workload", "title", "scale", "data", "arithmetic", "quantity", "steps", "batch", "seeds", "points", "command"]
     return {
         **{name: about[name] for name in kept},
         "rules": about.get("rules", ""),
