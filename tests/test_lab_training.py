@@ -393,10 +393,13 @@ def test_muon_is_torchs_and_takes_a_kernel_as_the_matrix_that_it_is(layout: torc
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("workload", ["char-gpt", "cifar-resnet18"])
-def test_a_captured_muon_follows_the_schedule(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("workload", "name"),
+    [("char-gpt", "muon"), ("cifar-resnet18", "muon"), *(("mnist-mlp", name) for name in ("soap", "schedule-free", "nadamw"))],
+)
+def test_captured_steps_follow_the_schedule(workload: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = (("learning_rate", 0.02), ("weight_decay", 0.1))
-    trial = Trial(workload, "muon", settings, schedule="cosine", steps=16, points=2, small=True)
+    trial = Trial(workload, name, settings, schedule="cosine", steps=16, points=2, small=True)
     made, options = load(trial, device="cuda"), Options("cuda")
     (captured,) = train([trial], made, options)
     monkeypatch.setattr(method, "capturable", lambda trial: False)

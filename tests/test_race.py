@@ -417,6 +417,21 @@ def test_foof_descends_along_the_inverse_of_a_running_second_moment() -> None:
         torch.testing.assert_close(start - layer.weight, expected)
 
 
+@pytest.mark.parametrize("every", [1, 10])
+def test_natural_gradients_are_those_of_zeta_over_the_square_of_its_damping(every: int) -> None:
+    trial = Trial("deep-autoencoder", "kfac", (("damping", 0.1), ("every", every)), small=True)
+    workload = load(trial, device="cpu")
+    batch = next(iter(workload.batches(0, 1)))
+    found = []
+    for own in (trial, trial.having(natural=True)):
+        model = workload.model(0)
+        torch.manual_seed(0)
+        methods.prepare(own, workload, model).step(*batch)
+        found.append([module.weight.grad for module in model.modules() if isinstance(module, nn.Linear)])
+    for zeta, natural in zip(*found, strict=True):
+        torch.testing.assert_close(zeta, 0.1**2 * natural)
+
+
 METHODS = ("nesterov", "nadamw", "schedule-free", "muon", "soap", "kron", "kfac", "momentum+foof", "soap+isaac")
 
 
@@ -569,6 +584,16 @@ def test_the_target_is_the_mean_of_who_sets_it_or_a_public_figure(finished: Path
     monkeypatch.setattr(standings, "COURSES", {"mnist-mlp": public})
     monkeypatch.setattr(standings, "check", lambda store: None)
     assert standings._target(Store(finished).about, {}) == (0.94, MLP.source)
+
+
+def test_a_published_figure_stands_beside_what_is_reached_here(finished: Path) -> None:
+    summary = summary_of(finished)
+    assert summary["published"] == {}
+    assert COURSES["nano-gpt"].published == {"adamw": COURSES["nano-gpt"].target} == {"adamw": 1.4697}
+    mean = next(one["final"]["mean"] for one in summary["methods"] if one["name"] == "nesterov")
+    assert f"SGD + Nesterov reaches {mean:.1%} here; published: 93.0%." in report.said(
+        {**summary, "published": {"nesterov": 0.93}}
+    )
 
 
 def test_tables_show_everyone_with_seeds_tests_and_both_clocks(finished: Path) -> None:

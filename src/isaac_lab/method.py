@@ -52,7 +52,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             "Kron-PSGD", ("decays", "momentum", "weight_decay"), "pytorch_optimizer", "pytorch_optimizer", captured=False
         ),
         # Its inverses read an error flag back from the device, which a CUDA graph cannot.
-        "kfac": Method("K-FAC", ("curvature", "damping", "every", "layers", "momentum", "weight_decay"), captured=False),
+        "kfac": Method(
+            "K-FAC", ("curvature", "damping", "every", "layers", "momentum", "natural", "weight_decay"), captured=False
+        ),
     }
 )
 #: Settings of the loop, which every method takes: the largest norm of the gradient, what a schedule needs, and after which of

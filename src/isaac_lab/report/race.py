@@ -180,6 +180,11 @@ def said(summary: Record) -> list[str]:
     """What a reader has to know of the table."""
     target = "none" if summary["target"] is None else f"{summary['target']:.4g}"
     lines = [f"Target: {_lower(summary['quantity_title'])} {target} ({summary['target_by']})."]
+    known = {method["name"]: method for method in summary["methods"] if method["n"]}
+    for name in summary.get("published", {}).keys() & known.keys():
+        style, mean = _style(summary["quantity"]).replace(".3g", ".5g"), known[name]["final"]["mean"]
+        here = "diverges here" if mean is None else f"reaches {mean:{style}} here"
+        lines.append(f"{known[name]['label']} {here}; published: {summary['published'][name]:{style}}.")
     if summary.get("rules"):
         lines.append(
             f"{summary['trials']} tuning trials of each method on a part of the training set, {summary['seeds']} fresh seeds."

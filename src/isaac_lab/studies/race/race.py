@@ -89,6 +89,7 @@ class Course:
         settings: Of all methods.
         decay: Weight decay, "added" to the gradient or "decoupled".
         conditioned: Settings of all methods with ISAAC.
+        published: By method, what its authors or users report of the metric.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Course:
     settings: Mapping[str, Value] = field(default_factory=dict)
     decay: Mapping[str, float] = field(default_factory=dict)
     conditioned: Mapping[str, Value] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
 
     def rules(self, scale: Scale) -> str:
         """The hash of what a run is made by."""

@@ -117,6 +117,7 @@ def summarize(store: Store) -> dict[str, Any]:
         "metric_titles": {name: title for name, title in about["metrics"].items() if name != about["quantity"]},
         "target": rounded(target),
         "target_by": target_by,
+        "published": dict(course_of(about)[0].published) if ruled else {},
         **{name: origin.get(name) for name in ("time", "commit", "machine")},
         "versions": versions,
         "methods": found,
