@@ -140,6 +140,7 @@ class _Race:
                 racing += [] if reason else [entrant.name]
             if reason:
                 reasons[entrant.name] = reason
+            if reason and entrant.name in wanted:
                 self.means.say(f"{self.course.name}: {entrant.label} does not race: {reason}")
         return racing, reasons
 
