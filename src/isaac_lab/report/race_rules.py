@@ -42,8 +42,8 @@ def _shared(scale: str) -> Table:
         [
             ("Equal for all", "network, initial weights, data, order, batch, schedule, clipping, number of trials"),
             ("Search", f"seed {RULES['search_seed']}, judged on a tenth cut from the training set; never on the test set"),
-            ("Trials", f"{own.first} at the points of one Halton sequence; then {own.more} around each method's best"),
-            ("Edges", f"all go on while anybody's best is the lowest or highest tried: {least} to {most} trials each"),
+            ("Trials", f"{own.first} at the points of one Halton sequence; then {own.more} a round around each method's best"),
+            ("Edges", f"a best at an edge is searched beyond; all go on while there is one: {least} to {most} trials each"),
             ("Finals", f"seeds {RULES['first_seed']} to {last} on the whole training set, measured on the test set"),
             ("Target", "a public figure, or the mean of a tuned baseline; a seed that misses it is infinite"),
             ("Statistics", f"paired t-tests by seed, Holm over {len(RULES['compared'])} comparisons"),

@@ -219,7 +219,7 @@ def arms(course: Course, scale: Scale, kept: Kept, network: str = "") -> dict[st
     Who has not begun is not waited for.
     """
     for rounds in range(scale.least, scale.rounds + 1):
-        made = {entrant.name: _arm(entrant, course, scale, rounds, network) for entrant in entrants(course)}
+        made = {entrant.name: _arm(entrant, course, scale, kept, rounds, network) for entrant in entrants(course)}
         found = {name: own for name, arm in made.items() if (own := resolve(arm, kept)).tried[0]}
         searching = any(trial.split == "validation" for own in found.values() for trial in own.due)
         if searching or not any(edges(ENTRANTS[name], own) for name, own in found.items()):
@@ -227,38 +227,49 @@ def arms(course: Course, scale: Scale, kept: Kept, network: str = "") -> dict[st
     return made
 
 
-def _arm(entrant: Entrant, course: Course, scale: Scale, rounds: int, network: str) -> Arm:
-    blank, space = course.blank(scale, network), entrant.space(course)
+def _arm(entrant: Entrant, course: Course, scale: Scale, kept: Kept, rounds: int, network: str) -> Arm:
+    blank, dimensions = course.blank(scale, network), len(entrant.search)
 
-    def points(first: int, count: int) -> list[list[float]]:
-        numbers = range(first, first + count)
-        return [[_halton(number, prime) for prime in PRIMES[: len(space)]] for number in numbers]
-
-    def around(best: Trial | None, number: int) -> list[Trial]:
-        if best is None:
-            return []
-        middle = [own.place(best.get(name)) for name, own in space.items()]
-        boxes = [
-            [at + RULES["box"] * (place - 0.5) for at, place in zip(middle, point, strict=True)]
-            for point in points(1 + scale.first + (number - 1) * scale.more, scale.more)
-        ]
-        return [best, *(entrant.trial(course, blank, point) for point in boxes)]
+    def search(number: int) -> Search:
+        """A round, the first one all over the ranges, a later one around the best of those before."""
+        first, count = (1, scale.first) if not number else (1 + scale.first + (number - 1) * scale.more, scale.more)
+        points = [[_halton(at, prime) for prime in PRIMES[:dimensions]] for at in range(first, first + count)]
+        before = None
+        if number:
+            found = resolve(Arm(entrant.name, finals, tuple(searches)), kept)
+            before = found.best
+            points = [] if before is None else [_around(entrant, course, found, point) for point in points]
+        trials = [entrant.trial(course, blank, point) for point in points]
+        return Search(lambda _: trials if before is None else [before, *trials], course.value)
 
     def finals(best: Trial | None) -> list[Trial]:
         seeds = range(RULES["first_seed"], RULES["first_seed"] + scale.seeds)
         return [] if best is None else [replace(best, split="test", seed=seed) for seed in seeds]
 
-    begin = [entrant.trial(course, blank, point) for point in points(1, scale.first)]
-    later = [Search(lambda best, number=number: around(best, number), course.value) for number in range(1, rounds)]  # type: ignore[misc]
-    return Arm(entrant.name, finals, (Search(lambda _: begin, course.value), *later))
+    searches: list[Search] = []
+    for number in range(rounds):
+        searches.append(search(number))
+    return Arm(entrant.name, finals, tuple(searches))
 
 
-def edges(entrant: Entrant, found: Result) -> list[str]:
-    """Of the chosen numbers those below or above which nothing was tried."""
+def _around(entrant: Entrant, course: Course, found: Result, point: Sequence[float]) -> list[float]:
+    """Places in a box around the best; where it lies at an edge of what was tried, the box begins there and lies beyond."""
+    assert found.best is not None
+    sides, places = edges(entrant, found), []
+    for (name, own), share in zip(entrant.space(course).items(), point, strict=True):
+        offset = sides[name] * share if name in sides else share - 0.5
+        places.append(own.place(found.best.get(name)) + RULES["box"] * offset)
+    return places
+
+
+def edges(entrant: Entrant, found: Result) -> dict[str, int]:
+    """Of the chosen numbers those below (−1) or above which (1) nothing was tried."""
     if found.best is None:
-        return []
-    tried = {name: [trial.get(name) for values in found.tried for trial in values] for name in entrant.search}
-    return [name for name, values in tried.items() if found.best.get(name) in (min(values), max(values))]
+        return {}
+    chosen = {name: found.best.get(name) for name in entrant.search}
+    tried = {name: [trial.get(name) for values in found.tried for trial in values] for name in chosen}
+    at = {name: (chosen[name] == max(values)) - (chosen[name] == min(values)) for name, values in tried.items()}
+    return {name: side for name, side in at.items() if side}
 
 
 def due(racing: Sequence[Arm], kept: Kept) -> list[Trial]:
