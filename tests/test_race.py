@@ -216,8 +216,8 @@ def test_edges_are_moved_for_all_alike_until_nobodys_best_is_at_one(place: float
     assert trials == most or not at_edges(found)
     begun, ended = ({name: min(own.tried[at].values()) for name, own in found.items()} for at in (0, -1))
     assert all(ended[name] <= begun[name] for name in found)
-    # What lies outside of the ranges is come nearer to by everybody.
-    assert 0 < place < 1 or all(ended[name] < begun[name] for name in found)
+    # What lies outside of the ranges is come nearer to.
+    assert 0 < place < 1 or sum(ended.values()) < sum(begun.values())
     assert all(len(result.runs) == STANDARD.seeds and result.whole for result in found.values())
 
 
