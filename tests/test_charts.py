@@ -162,11 +162,11 @@ def test_a_race_looks_the_same_on_the_page_and_in_the_picture() -> None:
 
     summary = summarize(Store(ROOT / "results/race/mnist-mlp/quick"))
     found = {method.label: method for method in figure(summary).methods}
-    assert found["SGD + momentum"].hue == found["SGD + momentum + ISAAC"].hue
-    assert found["AdamW"].hue == found["AdamW + ISAAC"].hue
+    assert found["SGD + momentum"].look.hue == found["SGD + momentum + ISAAC"].look.hue
+    assert found["AdamW"].look.hue == found["AdamW + ISAAC"].look.hue
     text = draw.svg(figure(summary))
     for method in found.values():
-        assert f'stroke="{HUES[method.hue]}"' in text
+        assert f'stroke="{HUES[method.look.hue]}"' in text
 
 
 # Controls

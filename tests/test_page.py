@@ -24,8 +24,9 @@ from isaac_lab.record import FORMAT, Store
 from isaac_lab.report import headline
 from isaac_lab.report import page as building
 from isaac_lab.report import race as race_page
-from isaac_lab.report.parts import Figure, Heading, Section, Source, Table, Tiles
+from isaac_lab.report.parts import Figure, Heading, Section, Source, Tiles
 from isaac_lab.report.render import page as render
+from isaac_lab.report.tables import Table
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import view
 from isaac_lab.studies.paper.recipe import SCALES

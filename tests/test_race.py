@@ -760,7 +760,7 @@ def test_drawing_by_command_shows_the_tables_and_draws_the_same(finished: Path) 
 def test_a_page_is_not_filled_without_races(finished: Path, tmp_path: Path) -> None:
     for races in (tmp_path, finished.parent.parent):
         with pytest.raises(docs.DocsError, match="no race but smoke tests"):
-            report.blocks(races, races)
+            report.blocks(races, races)["race"]()
 
 
 def test_a_race_by_the_rules_is_on_the_page_beside_the_first_ones(finished: Path, tmp_path: Path) -> None:

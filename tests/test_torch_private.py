@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from isaac_newton import torch_private
 
@@ -122,6 +123,19 @@ def test_gradients_of_many_vectors_at_once_are_known() -> None:
     torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True, retain_graph=True)
     torch.autograd.grad(y.sum(), x)
     assert seen == [True, False]
+
+
+def test_a_graph_may_go_while_torch_is_tracing_something_else() -> None:
+    x = torch.ones(3, requires_grad=True) * 2
+    found: list[Tensor] = []
+    with FakeTensorMode():
+        found.append(torch_private.detached(x))
+    torch.func.vmap(lambda row: (found.append(torch_private.detached(x)), row)[1])(torch.ones(2, 3))
+    torch.func.grad(lambda row: (found.append(torch_private.detached(x)), row.sum())[1])(torch.ones(3))
+    for tensor in found:
+        assert tensor.data_ptr() == x.data_ptr()
+        assert not tensor.requires_grad
+        assert tensor.tolist() == [2, 2, 2]
 
 
 def test_forward_mode_is_seen() -> None:

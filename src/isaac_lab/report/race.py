@@ -239,13 +239,17 @@ def blocks(races: Path, pictures: Path) -> dict[str, Callable[[], str]]:
         races: The folder of the races.
         pictures: Directory for the pictures, beside the page.
     """
-    found = [summary for summary in summaries(races) if summary.scale != "smoke"]
-    if not found:
-        raise DocsError(f"{races} has no race but smoke tests")
+
+    def found() -> list[Summary]:
+        raced = [summary for summary in summaries(races) if summary.scale != "smoke"]
+        if not raced:
+            raise DocsError(f"{races} has no race but smoke tests")
+        return raced
+
     return {
+        "race": lambda: ends(found(), once=True).markdown(),
+        "races": lambda: _sections(found(), pictures),
         "race-rules": lambda: race_rules.markdown("standard"),
-        "race": lambda: ends(found, once=True).markdown(),
-        "races": lambda: _sections(found, pictures),
     }
 
 

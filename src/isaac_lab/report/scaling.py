@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from isaac_lab.report.docs import wrapped
+from isaac_lab.report.parts import made_by
 from isaac_lab.report.tables import Table, table
 from isaac_lab.scaling import (
     AUTOMATIC,
@@ -178,7 +179,7 @@ def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], s
         "tokens": lambda: _tokens(plan),
         "assumptions": lambda: _assumptions(plan),
         **{f"checks-{kind}": partial(_checks, record, kind) for kind in KINDS},
-        "record": lambda: _record(record),
+        "record": lambda: made_by("results/scaling/checks.json", record),
     }
 
 
@@ -296,16 +297,6 @@ def _checks(record: Record, kind: str) -> str:
         if check["kind"] == kind
     ]
     return table(["What", "How", "Predicted", "Measured", "Error"], body, ("What", "How")).markdown()
-
-
-def _record(record: Record) -> str:
-    machine, versions = record["machine"], record["versions"]
-    hardware = ", ".join(str(part) for part in (machine["cpu"], f"{machine['cores']} cores") if part)
-    software = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    return wrapped(
-        f"Record: `results/scaling/checks.json`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. "
-        f"Command: `{record['command']}`. {hardware}; {software}."
-    )
 
 
 def _measured(check: Mapping[str, Any]) -> str:

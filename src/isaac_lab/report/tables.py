@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     import rich.table
-
-__all__ = ["Row", "Table", "table"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +85,16 @@ class Table:
             f"<caption><span>{words(self.caption)}</span></caption>\n<thead><tr>\n{head}</tr></thead>\n"
             f"<tbody>\n{body}</tbody>\n</table>\n</div>\n{note}"
         )
+
+    def only(self, places: Sequence[int]) -> "Table":
+        """These columns alone."""
+        rows = []
+        for row in self.rows:
+            cells = tuple(row.cells[old] for old in places if old < len(row.cells))
+            marks = {new: row.marks[old] for new, old in enumerate(places) if old in row.marks}
+            rows.append(replace(row, cells=cells, marks=marks))
+        words = frozenset(new for new, old in enumerate(places) if old in self.words)
+        return replace(self, columns=tuple(self.columns[old] for old in places), rows=tuple(rows), words=words)
 
     def _html(self, row: Row, words: Callable[[str], str]) -> str:
         first = f'<th scope="row">{words(row.cells[0])}</th>\n'

@@ -8,8 +8,6 @@ from isaac_lab.report.parts import Source
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
 
-__all__ = ["DATA", "calls_of", "data_of", "setting", "source"]
-
 DATA = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "digits of 8 × 8 (not the paper's data)"}
 
 

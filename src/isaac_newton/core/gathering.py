@@ -5,7 +5,8 @@ The rows of a pass wait until the parameter has received its gradient in that pa
 
 import functools
 import weakref
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,48 @@ from isaac_newton import torch_private
 from isaac_newton.core.distributed import is_sharded
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
+from isaac_newton.core.rows import Rows, rows
 
-__all__ = ["Gathering"]
+if TYPE_CHECKING:
+    from isaac_newton.core.use import Use
+
+__all__ = ["Gathering", "Part", "gather", "part_of"]
+
+
+class Part(NamedTuple):
+    """What one input adds to the second moments of the layers that received it."""
+
+    moment: Moment
+    #: Groups, rows that feed a conditioner, and features; rows that the layer multiplied.
+    shape: torch.Size
+    total: int
+
+
+def part_of(found: Rows, *, keep: bool) -> Part:
+    """The second moment of these rows."""
+    r = found.r if found.r.dim() == 3 else found.r[None]
+    count = r.shape[1] if found.counted is None else found.counted.sum()
+    return Part(Moment.of_rows(r, count, keep=keep), r.shape, found.total)
+
+
+def gather(uses: "Sequence[Use]", gradients: Sequence[Tensor]) -> None:
+    """Form the rows of these uses and keep them for the step, unless it will not look at them; gradients stay as they are."""
+    run, now = uses[0].layer.run, torch_private.current_pass()
+    here: list[tuple[Hashable, Use, WeightSlice, Tensor]] = []
+    missing: dict[Hashable, Use] = {}
+    for use, gradient in zip(uses, gradients, strict=True):
+        assert use.slice is not None
+        if use.layer.rests(use.slice):
+            use.layer.pass_by(use.slice, gradient)
+            continue
+        key: Hashable = (now, use.key)
+        here.append((key, use, use.slice, gradient))
+        if key not in run.parts or run.parts[key][0]() is not use.input:
+            missing.setdefault(key, use)
+    for (key, use), found in zip(missing.items(), rows(list(missing.values())) if missing else [], strict=True):
+        run.parts[key] = weakref.ref(use.input), part_of(found, keep=run.options.keeps_rows)
+    for key, use, where, gradient in here:
+        use.layer.take(where, run.parts[key][1], gradient)
 
 
 class Gathering:
@@ -146,6 +187,7 @@ class Gathering:
 
     def _leave(self, which: int, parameter: Tensor) -> None:
         """The pass is over. What still waits was for somebody else: `autograd.grad` accumulates nothing."""
+        self._run.parts.clear()
         if self._run.gathering:
             self.take_in(which)
         if self._waiting.pop(which, None) is None:
@@ -216,6 +258,7 @@ class Gathering:
     def consume(self) -> None:
         """After the step: begin anew."""
         self._forget()
+        self._run.parts.clear()  # compiled autograd does not tell when a pass ends
         self._dropped = False
         # Of a pass that ended in an exception.
         now = torch_private.current_pass()

@@ -15,6 +15,7 @@ from isaac_newton.core import traced
 from isaac_newton.core.conditioner import invert, multiply
 from isaac_newton.core.gradient import hand_out
 from isaac_newton.core.layer import ConditionedLayer, layer_of
+from isaac_newton.core.moments import Moment
 from isaac_newton.core.rows import Rows
 from isaac_newton.layers.registry import register
 from isaac_newton.math import equations
@@ -41,10 +42,11 @@ class _Tokens:
             return list(gradients)
         run = self._layer.run
         run.enter_pass()
-        started = run.clock.now()
+        started = run.clock.now() if run.clock.running else 0.0
         with full_precision(gradients[0]):
             result: list[Tensor | None] = [self._transform(gradients[0], *self._given, self._layer)]
-        run.clock.add(started)
+        if started:
+            run.clock.add(started)
         return result
 
 
@@ -102,17 +104,17 @@ def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tenso
 def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tensor:
     layer: Any = site.module
     run = site.run
+    where = site.slice(layer.weight)
+    if where is not None and run.row_observer is None and site.rests(where._replace(groups=0)):
+        site.pass_by(where, g)
+        return g
     counts = _counts(input, mask, site)
     if run.row_observer is not None:
         run.row_observer(site, counts)
         return g
     site.statistics.note_counts(run.backward_passes, input.numel(), layer.embedding_dim)
-    if run.options.when == "step":
-        where = site.slice(layer.weight)
-        assert where is not None
-        moment = site.moment(where._replace(groups=0))
-        if moment is not None:
-            moment.add_counts(counts)
+    if where is not None:
+        site.keep(where._replace(groups=0), Moment.of_counts(counts))
         if site.left is not None:
             site.left.append(g)
         return g
