@@ -9,7 +9,7 @@ import pytest
 
 LAB = Path(__file__).parent.parent / "src" / "isaac_lab"
 #: All lines of the laboratory. It may be lowered; only new studies raise it.
-CEILING = 20_063
+CEILING = 19_840
 FILES = sorted(LAB.rglob("*.py"))
 
 
@@ -47,7 +47,7 @@ for one in ones:
         try:
             module = importlib.import_module(f"isaac_lab.{study}")
             if study == "commands.demo":
-                module.demo(module.Subject.DIGITS, 1, 1, out=module.Path(sys.argv[3]))
+                module.demo("digits", 1, 1, out=module.Path(sys.argv[3]))
         except ModuleNotFoundError as error:
             print(one, study, f"isaac_lab.{one}" in str(error))
         else:

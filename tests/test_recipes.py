@@ -31,9 +31,9 @@ from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import load
 from isaac_lab.workloads import operator_net, ppo
+from isaac_lab.workloads.characters import Characters
 from isaac_lab.workloads.examples import Examples, cut
 from isaac_lab.workloads.glue import Glue
-from isaac_lab.workloads.gpt import Characters
 from isaac_lab.workloads.mlp import Network
 from isaac_lab.workloads.ppo import CartPole, Player
 from isaac_lab.workloads.resnet import ResNet

@@ -59,6 +59,20 @@ def test_html_is_escaped_and_says_which_cells_are_words_good_or_ours() -> None:
     assert '<td class="words wide">' in long
 
 
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ("0.35 ± 0.01 (captured)", "0.35\u00a0±\u00a00.01 (captured)"),
+        ("1,071 ± 31", "1,071\u00a0±\u00a031"),
+        ("0.24, no difference shown", "0.24, no difference shown"),
+        ("never", "never"),
+        ("not run: no reason", "not run: no reason"),
+    ],
+)
+def test_a_figure_stays_on_one_line_and_what_is_said_of_it_may_go_to_the_next(cell: str, shown: str) -> None:
+    assert f"<td>{shown}</td>" in Table("", ("A", "B"), (Row(("a", cell)),)).html()
+
+
 def test_some_columns_alone_keep_their_kind_and_marks() -> None:
     some = TABLE.only([0, 1])
     assert some.markdown().splitlines()[:3] == ["| Method | Loss |", "| --- | --: |", r"| **ζ\*** | 0.1 |"]

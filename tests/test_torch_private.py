@@ -50,6 +50,29 @@ def test_a_pass_knows_whether_its_graph_is_kept(kept: bool) -> None:
     assert asked(lambda ctx: torch_private.keeps_graph(), retain_graph=kept) == [kept]
 
 
+ASKED: list[Any] = []
+
+
+def _answer(context: Any) -> None:
+    name, size = (context.get_local(each, stacklevel=1) for each in ("name", "size"))
+    ASKED.append((name.as_python_constant(), torch_private.hint(size.as_fake())))
+
+
+def _ask(name: str, size: int) -> None:
+    torch_private.while_compiling(_answer)
+
+
+def test_the_compiler_says_once_what_it_knows_dynamic_sizes_too() -> None:
+    def function(x: Tensor) -> Tensor:
+        _ask("a name", len(x))
+        return x + 1
+
+    compiled = torch.compile(function, backend="eager", dynamic=True, fullgraph=True)
+    for count in (5, 7):
+        compiled(torch.ones(count))
+    assert ASKED == [("a name", 5)]
+
+
 def test_a_pass_knows_which_leaves_it_computes() -> None:
     weight, other, found = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3)), []
 

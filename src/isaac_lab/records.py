@@ -14,8 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["StoreError", "installed", "origin", "plain", "read", "write", "write_whole"]
-
 
 class StoreError(Exception):
     """Records that cannot be read, gone on with, or written; the message says which and what to do."""

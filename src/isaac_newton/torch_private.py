@@ -28,6 +28,7 @@ __all__ = [
     "first_global_row",
     "full_precision",
     "has_values",
+    "hint",
     "is_autocast_on",
     "is_flattened",
     "is_hooked",
@@ -44,6 +45,7 @@ __all__ = [
     "saves_elsewhere",
     "sparse_parts",
     "version",
+    "while_compiling",
     "will_compute",
     "will_compute_each",
 ]
@@ -99,6 +101,18 @@ def saves_elsewhere() -> bool:
 def has_values(x: Tensor) -> bool:
     """Whether values are there to be looked at: not those of traced tensors, nor of batched ones in torch.func."""
     return not (torch.compiler.is_compiling() or _C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def hint(size: Any) -> int:
+    """A dynamic size, in the batch for which code is compiled."""
+    return int(size.node.hint)
+
+
+def while_compiling(function: Callable[[Any], None]) -> None:
+    """Call it when the compiler reads this. Its argument has the caller's variables, as `get_local(name, stacklevel=1)`."""
+    from torch._dynamo.comptime import comptime  # importing the compiler takes a second, and here it is there
+
+    comptime(function)
 
 
 def is_one_of_many(x: Tensor) -> bool:

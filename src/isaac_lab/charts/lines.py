@@ -17,6 +17,8 @@ HEIGHT, PICTURE = 380, (440, 330)
 #: Of the ticks of a logarithmic axis: which have a name, and which a line across.
 _DIGITS = "round(100 * datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-9))) / 100"
 ROUND, WHOLE = f"indexof([1, 1.5, 2, 3, 5], {_DIGITS}) >= 0", f"{_DIGITS} == 1"
+#: Where the axis is so short that one round number or none would be on it, each of its ticks has a name.
+_SHORT = "domain('y')[1] < 3 * domain('y')[0]"
 ONE_SEED = "one seed"
 CROSS = "M-1,-1L1,1M-1,1L1,-1"
 
@@ -148,7 +150,7 @@ def quantities(choices: Iterable[Axis]) -> Control:
 
 def scales(*, logarithmic_first: bool) -> Control:
     """How the vertical axis is divided."""
-    log = Choice("Log", {"scale": "log", "y_label": f"{ROUND} ? datum.label : ''", "y_grid": WHOLE})
+    log = Choice("Log", {"scale": "log", "y_label": f"{_SHORT} || {ROUND} ? datum.label : ''", "y_grid": WHOLE})
     linear = Choice("Linear", {"scale": "linear", "zero": False, "y_grid": "true"})
     return Control("Vertical", (log, linear) if logarithmic_first else (linear, log))
 

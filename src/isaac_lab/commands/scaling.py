@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from isaac_lab.commands.training import command_line, listed, named_errors, say
-from isaac_lab.scaling import H100, LIMIT, SHAPES, Machine, Workload
+from isaac_lab.scaling.overhead import LIMIT
+from isaac_lab.scaling.sizes import H100, SHAPES, Machine, Workload
 
 if TYPE_CHECKING:
     from isaac_lab.report.scaling import Plan

@@ -12,7 +12,7 @@ from isaac_lab.record import Point, Record
 from isaac_lab.report import parts
 from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
 from isaac_lab.report.tables import Row, Table
-from isaac_lab.report.views import setting, source
+from isaac_lab.report.views import rate, setting, source
 from isaac_lab.studies.paper import EXPERIMENTS, fig5, figA1
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
@@ -231,11 +231,12 @@ def _figure(view: View) -> parts.Figure:
     ends = []
     for name, method, outcome in _groups(view):
         over = next((line for line in _lines(view, outcome, name, method.label) if line.over_seeds), None)
-        records, rate = outcome.records[name], outcome.rates[name]
+        records = outcome.records[name]
         diverged = sum(record.status == "diverged" for record in records)
         cells = [method.label, *(_range(over, quantity) if over else "–" for quantity in quantities)]
-        cells += ["all diverged" if rate is None else f"{rate:g}", str(len(records)), str(diverged)]
-        ends.append(Row(tuple(cells), method.ours, marks={len(cells) - 1: "bad"} if diverged or rate is None else {}))
+        cells += [rate(outcome, name), str(len(records)), str(diverged)]
+        lost = diverged or outcome.rates[name] is None
+        ends.append(Row(tuple(cells), method.ours, marks={len(cells) - 1: "bad"} if lost else {}))
     headings = ("Method", *(TITLES[quantity] for quantity in quantities), "Learning rate", "Seeds", "Diverged")
     return parts.Figure(figure(view), (Table("At the end; mean over seeds (lowest to highest).", headings, tuple(ends)),))
 

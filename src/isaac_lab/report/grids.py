@@ -8,7 +8,7 @@ from isaac_lab.claims.evidence import Evidence
 from isaac_lab.report import parts
 from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
 from isaac_lab.report.tables import Row, Table
-from isaac_lab.report.views import setting, source
+from isaac_lab.report.views import rate, setting, source
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.grids import accuracies, losses
@@ -41,8 +41,7 @@ def figure(view: View) -> Figure:
     own = identifier("map", view.experiment.id, view.scale.name)
     charts = []
     for outcome in view.outcomes:
-        chosen = {heat.NAMES[name]: "all diverged" if rate is None else f"{rate:g}" for name, rate in outcome.rates.items()}
-        rates = ", ".join(map(" ".join, chosen.items()))
+        rates = ", ".join(f"{heat.NAMES[name]} {rate(outcome, name)}" for name in outcome.rates)
         name = f"({outcome.panel.name}) {outcome.panel.title}\nlearning rates: {rates}"
         charts.append(heat.chart(f"{own}-{outcome.panel.name}", name, cells(outcome)))
     control = heat.control([cell for outcome in view.outcomes for cell in cells(outcome)])

@@ -103,7 +103,7 @@ class Table:
         else:
             classes = [self._class(place, cell, row.marks.get(place, "")) for place, cell in enumerate(row.cells)]
             named = list(zip(classes, row.cells, strict=True))[1:]
-            cells = "".join(f"<td{own}>{words(cell)}</td>\n" for own, cell in named)
+            cells = "".join(f"<td{own}>{words(_figures(cell))}</td>\n" for own, cell in named)
         ours = ' class="ours"' if row.ours else ""
         return f"<tr{ours}>\n{first}{cells}</tr>\n"
 
@@ -132,6 +132,12 @@ def table(
 def _one_line(cell: str) -> str:
     """What would end a cell does not: headings of a terminal may go over two lines."""
     return re.sub(r"(?<!\\)\|", r"\\|", cell.replace("\n", " "))
+
+
+def _figures(cell: str) -> str:
+    """A figure with its deviation and unit stays on one line; what is in parentheses or after a comma may go to the next."""
+    figure, *rest = re.split(r"(?= \()|(?<=,)(?= )", cell, maxsplit=1)
+    return "".join([figure.replace(" ", "\u00a0"), *rest]) if re.match(r"[−+≤]? ?\d", cell) else cell
 
 
 def _bold(cell: str) -> str:

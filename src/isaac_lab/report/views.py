@@ -43,6 +43,16 @@ def _listed(numbers: Iterable[int]) -> str:
     return " and ".join(f"{number:,}" for number in numbers)
 
 
+def rate(outcome: Outcome, group: str) -> str:
+    """The learning rate that was chosen, and whether it is the lowest or highest of those that were tried."""
+    chosen = outcome.rates[group]
+    if chosen is None:
+        return "all diverged"
+    like = {own.name: own.like for own in outcome.panel.groups}[group] or group
+    tried = outcome.tried[like]
+    return f"{chosen:g}" + (" (edge)" if len(tried) > 1 and chosen in (min(tried), max(tried)) else "")
+
+
 def calls_of(view: View, outcome: Outcome) -> list[Mapping[str, Any]]:
     """The calls that trained a panel."""
     known = view.about[outcome.panel.home].get("calls", ())

@@ -154,7 +154,7 @@ class Handle:
 
     @property
     def steps(self) -> int:
-        """With `when="step"`, the steps so far: what a damping schedule is called with."""
+        """With `when="step"`, the steps so far, those of a warm-up too: what a damping schedule is called with."""
         return self._run.steps
 
     def backward(

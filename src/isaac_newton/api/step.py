@@ -188,6 +188,7 @@ def _sent(moment: Moment, ranks: Ranks, device: torch.device) -> Tensor | None:
     assert moment.form is not None
     if moment.is_plain:
         return None
+    assert (moment.conditioner is not None) == (moment.owner == ranks.rank)
     shape, dtype = moment.form
     sent = torch.empty(shape, dtype=dtype, device=device) if moment.conditioner is None else moment.conditioner.to(dtype)
     ranks.send(moment.owner, sent)
@@ -201,8 +202,9 @@ def _condition(same: Sequence[_Matrix], ranks: Ranks | None) -> None:
         _condition_by_rows(same, moment.all_rows())
     else:
         renew(moment, site)
-        spread = ranks is not None and moment.owner is not None
-        conditioner = _sent(moment, ranks, same[0].parameter.device) if ranks is not None and spread else moment.conditioner
+        conditioner = moment.conditioner
+        if ranks is not None and moment.owner is not None:
+            conditioner = _sent(moment, ranks, same[0].parameter.device)
         if conditioner is not None:
             for matrix in same:
                 _multiply_by_average(matrix, conditioner, moment.damping)

@@ -171,7 +171,7 @@ def _dampings(rs: Sequence[Float[Tensor, "_ _"]], strength: float, relative: Rel
     grams = torch.empty(len(rs), size, size, dtype=rs[0].dtype)
     with cpu.unrounded(rs[0]):
         for r, gram in zip(rs, grams, strict=True):
-            torch.mm(*((r, r.mT) if r.shape[0] == size else (r.mT, r)), out=gram)
+            torch.mm(*((r, r.mT) if r.shape[0] < r.shape[1] else (r.mT, r)), out=gram)
     counts = torch.tensor([r.shape[0] for r in rs], dtype=grams.dtype)
     found: list[float] = relative_damping(equations.largest_eigenvalue(grams) / counts, strength).tolist()
     return found

@@ -73,6 +73,8 @@ class ConditionedLayer:
         self.gatherings: dict[str, Gathering] = {}
         #: The bucket of its weight, and the number of the weight there.
         self.bucket: tuple[Bucket, int] | None = None
+        #: The sizes of its uses in the code that was compiled last, and what stands for that compilation.
+        self.compiled: tuple[weakref.ref[Any] | None, list[tuple[Any, ...]]] = None, []
         if run.options.when == "step" and module is not None:
             for parameter, tensor in module.named_parameters():
                 if is_sharded(tensor):
@@ -93,6 +95,9 @@ class ConditionedLayer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._enroll()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "compiled": (None, [])}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
@@ -194,6 +199,13 @@ class ConditionedLayer:
         if run.inspecting:
             before = plain if isinstance(plain, Tensor) else plain()
             self.inspect(lambda: equations.spectrum(r), made.damping, before, conditioned)
+
+    def note_compiled(self, compilation: object, sizes: tuple[Any, ...]) -> None:
+        """The compiler came to a use of these sizes."""
+        before, _ = self.compiled
+        if before is None or before() is not compilation:
+            self.compiled = weakref.ref(compilation), []
+        self.compiled[1].append(sizes)
 
     def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
         """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.

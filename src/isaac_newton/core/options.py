@@ -1,5 +1,6 @@
 """What `attach` was told, and where the training that it serves stands."""
 
+import itertools
 import math
 import warnings
 import weakref
@@ -14,7 +15,7 @@ from isaac_newton import torch_private
 from isaac_newton.core.checks import check_choice, check_count, check_flag, check_share
 from isaac_newton.core.clock import Clock
 from isaac_newton.core.distributed import Ranks
-from isaac_newton.math.damping import Damping, RelativeTo, check, number
+from isaac_newton.math.damping import Damping, RelativeTo, check, number, relative_to
 
 if TYPE_CHECKING:
     from isaac_newton.core.conditioner import Conditioner
@@ -107,15 +108,13 @@ class Options:
         """Refuse to gather what nobody would look at."""
         if self.gather is not None and check_count("gather", self.gather) > self.refresh:
             raise ValueError(
-                f"gather says in how many of the last of every {self.refresh} steps rows are gathered: it must be at most "
-                f"refresh={self.refresh}, got {self.gather}"
+                f"gather counts the last steps before a refresh: at most refresh={self.refresh}, got {self.gather}"
             )
         if self.spread and self.decay == 0 and self.refresh == 1:
             raise ValueError("spread=True divides among ranks what lasts over steps: give a decay above 0, or refresh above 1")
         if self.decay == 0 and (self.warm_up or (self.gather or 1) > 1):
             raise ValueError(
-                f"gather={self.gather} and warm_up={self.warm_up} fill an average, and decay=0 keeps none: give a decay above "
-                "0, such as 0.95"
+                f"gather={self.gather} and warm_up={self.warm_up} fill an average, and decay=0 keeps none: give decay=0.95, say"
             )
 
     @property
@@ -179,6 +178,8 @@ class Run:
         clock: Runs in a pass now and then.
         mask_met: Whether a layer's input began with the mask's shape since the mask was set.
         mask_missed: The leading dimensions of one that did not.
+        relative: What the damping is relative to. Compiled code is made for that, and for any number.
+        number: Stands for this in compiled code.
     """
 
     options: Options = field(default_factory=Options)
@@ -206,6 +207,8 @@ class Run:
     clock: Clock = field(default_factory=Clock, repr=False)
     mask_met: bool = False
     mask_missed: Sequence[int] | None = None
+    relative: RelativeTo | None = field(init=False)
+    number: int = field(init=False)
     _warned: bool = field(default=False, repr=False)
     _warned_of_digits: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
@@ -217,8 +220,13 @@ class Run:
     _strange: bool = field(default=False, repr=False)
     _lent: bool = field(default=False, repr=False)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name == "damping":
+            self.relative = relative_to(self.damping)
+
     def __post_init__(self) -> None:
-        LIVE.add(self)
+        self._enroll()
         self.damping = check(self.damping)
         if not is_kfac(self.output_damping):
             self.output_damping = check(self.output_damping, "output_damping")
@@ -226,20 +234,15 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        fresh: dict[str, Any] = {
-            "_source": None,
-            "waiting": [],
-            "made": {},
-            "parts": {},
-            "bound": False,
-            "watch": None,
-            "_pass": -1,
-            "_stepped": set(),
-        }
-        return {**self.__dict__, **fresh}
+        fresh: dict[str, Any] = {"_source": None, "waiting": [], "made": {}, "parts": {}, "bound": False, "watch": None}
+        return {**self.__dict__, **fresh, "_pass": -1, "_stepped": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._enroll()
+
+    def _enroll(self) -> None:
+        self.number = next(_NUMBERS)
         LIVE.add(self)
 
     @property
@@ -390,6 +393,7 @@ class Run:
 
 #: All that exist: `capture` finds those that a training step uses by the backward passes they count.
 LIVE: "weakref.WeakSet[Run]" = weakref.WeakSet()
+_NUMBERS = itertools.count()
 
 
 def draw_seed(backward_passes: int) -> int:

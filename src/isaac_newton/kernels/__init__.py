@@ -1,6 +1,5 @@
 """The stages made fast, over lists of layers: on a CPU by libraries (`cpu`), on a GPU by Triton (the other files)."""
 
-import functools
 import importlib.util
 import math
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from isaac_newton.torch_private import has_values, is_transformed
 
 __all__ = [
     "GRAM",
+    "HAS_TRITON",
     "MOST_INVERTED",
     "MOST_SMALL",
     "MOST_SUBTRACTED",
@@ -30,6 +30,8 @@ __all__ = [
 MOST_TAPS, MOST_SUBTRACTED, MOST_SMALL, MOST_INVERTED = 64, 256, 128, 1024
 #: Kinds of results that kernels are asked for: also the product with x; both times 1/(kλ); also the Gram matrix.
 MULTIPLIED, SCALED, GRAM = 1, 2, 4
+#: Whether it is installed.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 _PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -53,8 +55,7 @@ class Inverted(NamedTuple):
 def groupable(xs: Sequence[Tensor]) -> list[bool]:
     """Which tensors the Triton kernels can take. Importing them takes a moment, so that it waits until somebody may."""
     watched = torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed()
-    installed = has_triton()
-    return [installed and x.is_cuda and x.dtype in _PRECISIONS and not (watched and is_differentiable(x)) for x in xs]
+    return [HAS_TRITON and x.is_cuda and x.dtype in _PRECISIONS and not (watched and is_differentiable(x)) for x in xs]
 
 
 def is_differentiable(*tensors: Tensor) -> bool:
@@ -63,9 +64,3 @@ def is_differentiable(*tensors: Tensor) -> bool:
         return True
     watched = torch.compiler.is_compiling() or is_transformed()
     return watched and not all(map(has_values, tensors))
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether it is installed."""
-    return importlib.util.find_spec("triton") is not None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isaac_newton.core import traced
+from isaac_newton.core import run_time, traced
 from isaac_newton.core.conditioner import invert, multiply
 from isaac_newton.core.gradient import hand_out
 from isaac_newton.core.layer import ConditionedLayer, layer_of
@@ -162,7 +162,7 @@ def _scaled(g: Tensor, factors: Tensor, tokens: Tensor) -> Tensor:
     return g.index_copy_(0, tokens, (g[tokens] * factors[tokens][:, None]).to(g.dtype))
 
 
-@traced.operator
+@run_time.operator
 def _divide_at_run_time(g: Tensor, input: Tensor, mask: Tensor | None, site: int) -> Tensor:
     layer_of(site).run.enter_pass()
     return _divide(g.clone(), input, mask, layer_of(site))
@@ -223,7 +223,7 @@ def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor |
     return g.index_copy(0, tokens, values)
 
 
-@traced.operator
+@run_time.operator
 def _multiply_at_run_time(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor | None, site: int) -> Tensor:
     layer_of(site).run.enter_pass()
     return _multiply(g, input, offsets, shares, layer_of(site))
