@@ -31,7 +31,8 @@ from isaac_lab.methods.schedule_free import ScheduleFree
 from isaac_lab.methods.soap import Soap
 from isaac_lab.networks import Alone
 from isaac_lab.progress import Display
-from isaac_lab.record import Record, Store, StoreError
+from isaac_lab.record import Record, Store
+from isaac_lab.records import StoreError
 from isaac_lab.report import docs, race_rules
 from isaac_lab.report import race as report
 from isaac_lab.stats import holm, paired, sample

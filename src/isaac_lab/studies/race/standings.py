@@ -7,7 +7,8 @@ from statistics import fmean, median
 from typing import Any
 
 from isaac_lab.record import Record as Run
-from isaac_lab.record import Store, StoreError, rounded
+from isaac_lab.record import Store, rounded
+from isaac_lab.records import StoreError
 from isaac_lab.stats import Difference, contrast, holm, paired, sample
 from isaac_lab.studies.race import first
 from isaac_lab.studies.race.race import COURSES, ENTRANTS, RULES, SCALES, Course, Entrant, Scale, arms, edges
