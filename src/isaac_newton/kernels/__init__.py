@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from isaac_newton.torch_private import has_values, is_transformed
+from isaac_newton.torch_private import differentiates_forward, has_values, is_transformed
 
 __all__ = ["can_group", "groupable", "is_differentiable"]
 
@@ -21,7 +21,7 @@ def can_group(x: Tensor) -> bool:
 
 def groupable(xs: Sequence[Tensor]) -> list[bool]:
     """`can_group` of each, with the questions about torch's state asked once."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed() or differentiates_forward():
         return [can_group(x) for x in xs]
     return [x.is_cuda and x.dtype in _PRECISIONS and has_triton() for x in xs]
 
@@ -30,7 +30,7 @@ def is_differentiable(*tensors: Tensor) -> bool:
     """Whether torch, its compiler or torch.func has to see what is done with these."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return True
-    return not all(map(has_values, tensors))
+    return differentiates_forward() or not all(map(has_values, tensors))
 
 
 @functools.cache
