@@ -77,7 +77,7 @@ class Gathering:
     def watch(self, parameter: Tensor) -> None:
         """Be told when this parameter has received a gradient."""
         if not any(known() is parameter for known, _ in self._hooks):
-            hook = parameter.register_post_accumulate_grad_hook(self._accumulated)
+            hook = parameter.register_post_accumulate_grad_hook(functools.partial(_tell, weakref.ref(self)))
             self._hooks = [(known, hook) for known, hook in self._hooks if known() is not None]
             self._hooks.append((weakref.ref(parameter), hook))
         if is_sharded(parameter):
@@ -220,6 +220,13 @@ class Gathering:
         # Of a pass that ended in an exception.
         now = torch_private.current_pass()
         self._waiting = {which: waiting for which, waiting in self._waiting.items() if which == now}
+
+
+def _tell(gathering: "weakref.ref[Gathering]", parameter: Tensor) -> None:
+    """A hook on a parameter. What it holds the collector cannot see, and that must not be the model."""
+    told = gathering()
+    if told is not None:
+        told._accumulated(parameter)
 
 
 def _is_filled(gradient: Tensor) -> Tensor | bool:
