@@ -21,7 +21,7 @@ __all__ = ["Watch", "listed"]
 
 _OUTSIDE = (
     "the weights of {} received a gradient, but nobody called these layers, so that it stayed plain: call the layer in place "
-    "of F.linear(x, layer.weight), or name it in exclude="
+    "of F.linear(x, layer.weight), pass its weight through isaac.condition if it has an adapter, or name it in exclude="
 )
 _REPLACED = "{} were replaced after attach, and what took their place keeps its plain gradient: detach and attach again"
 _ADDED = "{} came after attach and keep their plain gradient: detach and attach again"
@@ -89,7 +89,7 @@ class Watch:
 
     def came_past(self, names: Iterable[str], gradient: Tensor) -> None:
         """The weight of these layers received a gradient; one of them should have been seen."""
-        if self._run.is_plain:
+        if self._run.is_plain or any(self._sites[name].was_plain for name in names):
             return
         if any(self._sites[name].statistics.side for name in names):
             self._compare(names, gradient)

@@ -15,6 +15,7 @@ from isaac_newton.core.distributed import is_sharded
 from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
+from isaac_newton.core.repeated import Repeats
 from isaac_newton.core.rows import Rows
 from isaac_newton.core.statistics import Statistics
 from isaac_newton.math import equations
@@ -68,6 +69,10 @@ class ConditionedLayer:
         self.left: list[Tensor] | None = None
         #: With `when="step"`: what each parameter has gathered.
         self.gatherings: dict[str, Gathering] = {}
+        #: Whether a call was to have the plain gradient.
+        self.was_plain = False
+        #: The calls that activation checkpointing may repeat.
+        self.repeats = Repeats()
         #: The bucket of its weight, and the number of the weight there.
         self.bucket: tuple[Bucket, int] | None = None
         if run.options.when == "step" and module is not None:
@@ -93,8 +98,21 @@ class ConditionedLayer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
+        run = self.run
+        if not run.differs:
+            return self._call(args, kwargs)
+        before = run.mask, run.is_plain
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        run.mask, run.is_plain = self.repeats.found(self.name, run, x, training=self.module.training)
+        self.was_plain |= run.is_plain
+        try:
+            return self._call(args, kwargs)
+        finally:
+            run.mask, run.is_plain = before
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module: Any = self._module
-        if torch.is_grad_enabled() and not self.run.is_plain and (module.training or not is_exported()):
+        if torch.is_grad_enabled() and not self.run.is_plain and not is_exported():
             assert self.adapter is not None
             return self.adapter(module, self, *args, **kwargs)
         return type(module).forward(module, *args, **kwargs)

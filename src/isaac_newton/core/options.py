@@ -130,6 +130,8 @@ class Run:
         output_damping: λ_g; infinite for ζ*.
         mask: Which positions count, in the forward pass that runs: what was set by hand, else what the model was called with.
         set_mask: What was set by hand.
+        memory: What an encoder has made, as its decoder is called with it, and the mask of that.
+        differs: Whether calls of a layer may differ by mask or `is_plain`.
         backward_passes: With `steps`, what a damping schedule is called with.
         bound: Whether somebody is to condition the gradients at the step.
         is_plain: Whether forward passes lead to plain gradients.
@@ -156,6 +158,8 @@ class Run:
     output_damping: OutputDamping = math.inf
     mask: Tensor | None = None
     set_mask: Tensor | None = None
+    memory: tuple[Tensor, Tensor | None] | None = field(default=None, repr=False)
+    differs: bool = False
     backward_passes: int = 0
     steps: int = 0
     bound: bool = False
@@ -175,6 +179,7 @@ class Run:
     clock: Clock = field(default_factory=Clock, repr=False)
     mask_met: bool = False
     mask_missed: Sequence[int] | None = None
+    said_of_repeats: bool = field(default=False, repr=False)
     _warned: bool = field(default=False, repr=False)
     _warned_of_digits: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
@@ -197,6 +202,7 @@ class Run:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
         fresh: dict[str, Any] = {
             "_source": None,
+            "memory": None,
             "waiting": [],
             "made": {},
             "bound": False,
@@ -251,10 +257,8 @@ class Run:
         return now
 
     def take_mask(self, mask: Tensor | None) -> None:
-        """The mask that a model is called with holds until another forward pass, unless one was set by hand."""
-        if not torch.is_grad_enabled() or self.set_mask is not None:
-            return
-        self.mask, self.mask_met, self.mask_missed = mask, False, None
+        """The mask that a model is called with holds until another forward pass."""
+        self.mask, self.memory, self.mask_met, self.mask_missed = mask, None, False, None
 
     def damping_now(self) -> tuple[float | Tensor, RelativeTo]:
         """λ, or ρ and what it is relative to, for the current backward pass or step."""
