@@ -31,6 +31,7 @@ class Gathering:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.moments: dict[WeightSlice, Moment] = {}
+        self._shape: torch.Size | None = None
         self._hooks: list[tuple[weakref.ref[Tensor], RemovableHandle]] = []
         #: For passes that are running: the parameter, and what was gathered; None once that has received its gradient.
         self._waiting: dict[int, tuple[Tensor, dict[WeightSlice, Moment]] | None] = {}
@@ -64,6 +65,10 @@ class Gathering:
         """What the current backward pass gathers: it waits here until the parameter has its gradient."""
         now = torch_private.current_pass()
         waiting = self._waiting.get(now)
+        if self._shape != parameter.shape:
+            if self._shape is not None:
+                self.moments.clear()  # averages are of a weight of another size
+            self._shape = parameter.shape
         if now not in self._waiting:
             self.watch(parameter)
             self.settle(parameter)
