@@ -41,8 +41,8 @@ class _TakesMask:
             # Other forms say who sees whom, not which positions count.
             self.run.take_mask(None)
         if isinstance(memory, Tensor):
-            known = isinstance(memory_mask, Tensor) and memory_mask.dim() == 2
-            self.run.memory = memory, self._counting(memory_mask) if known else None
+            counts = self._counting(memory_mask) if isinstance(memory_mask, Tensor) and memory_mask.dim() == 2 else None
+            self.run.memory = memory, counts
 
     def _counting(self, mask: Tensor) -> Tensor | None:
         """Which positions count, None if all do."""

@@ -30,8 +30,8 @@ _ADDED_UP = (
     "when='step' conditions such a sum by the lookups: use when='backward', or name them in exclude="
 )
 _MASK = (
-    "the mask (handle.mask, or the attention_mask that the model was called with) has the shape {}, with which no layer's "
-    "input begins (one has {}), so that every position counted: set handle.mask to one of (samples, length), or to None"
+    "the mask (handle.mask, or the attention_mask that the model was called with) has the shape {}, with which inputs do "
+    "not begin (one has {}), so that every position counted there: set handle.mask to one of (samples, length), or to None"
 )
 
 
@@ -125,6 +125,7 @@ class Watch:
         """When a backward pass has ended."""
         run, now = self._run, self._run.backward_passes
         run.clock.end()
+        run.memory = None  # of the forward pass, and large
         missing = False
         for name, site in self._sites.items():
             if site.statistics.backward_pass == now:
@@ -136,7 +137,7 @@ class Watch:
         if missing or now >= self._next_look:
             self._next_look = 2 * now
             self.say_what_changed()
-        if run.mask is not None and run.mask_missed is not None and not run.mask_met:
+        if run.mask is not None and run.mask_missed is not None and (run.mask.dim() == 1 or not run.mask_met):
             self._say(_MASK, ["mask"], tuple(run.mask.shape), tuple(run.mask_missed))
         if now + 1 >= self._next_look and self._is_on_cpu:
             run.clock.begin()

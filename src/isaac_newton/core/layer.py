@@ -69,6 +69,8 @@ class ConditionedLayer:
         self.left: list[Tensor] | None = None
         #: With `when="step"`: what each parameter has gathered.
         self.gatherings: dict[str, Gathering] = {}
+        #: Whether its input has positions before samples.
+        self.is_time_first = False
         #: Whether a call was to have the plain gradient.
         self.was_plain = False
         #: The calls that activation checkpointing may repeat.
@@ -194,6 +196,15 @@ class ConditionedLayer:
         if self.run.inspecting:
             before = plain if isinstance(plain, Tensor) else plain()
             self.inspect(lambda: equations.spectrum(r), made.damping, before, conditioned)
+
+    def check_features(self, weight: Tensor, x: Tensor, *, transposed: bool) -> None:
+        """Refuse rows that this weight cannot multiply."""
+        features = weight.shape[0] if transposed else weight.shape[1:].numel()
+        if x.dim() == 0 or x.shape[-1] != features:
+            raise ValueError(
+                f"layer {self.name!r}: a weight of shape {tuple(weight.shape)} multiplies rows of {features} features, got an "
+                f"input of shape {tuple(x.shape)}; give isaac.condition what the weight multiplies, or an arrange="
+            )
 
     def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
         """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.

@@ -67,9 +67,9 @@ class Repeats:
             # With hooks on saved tensors the first call has made the graph, and its mask is there.
             run.said_of_repeats = True
             warnings.warn(
-                f"layer {name!r} is computed again in the backward pass, as reentrant checkpoints do, and since the last one it "
-                "was called with several masks, or inside and outside of handle.plain(): which of these counts cannot be told. "
-                "Use use_reentrant=False, or a backward pass after each forward pass",
+                f"layer {name!r} is computed again in the backward pass, as reentrant checkpoints do, and since the last one "
+                "it was called with several masks, or inside and outside of handle.plain(): which of these counts cannot be "
+                "told. Use use_reentrant=False, or a backward pass after each forward pass",
                 RuntimeWarning,
                 stacklevel=2,
             )
