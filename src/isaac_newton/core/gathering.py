@@ -4,7 +4,9 @@ The rows of a pass wait until the parameter has received its gradient in that pa
 """
 
 import functools
+import threading
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
 
 __all__ = ["Gathering"]
+
+_LOCK = threading.RLock()
 
 
 class Gathering:
@@ -71,7 +75,8 @@ class Gathering:
             self._shape = parameter.shape
         if now not in self._waiting:
             self.watch(parameter)
-            self.settle(parameter)
+            with _one_at_a_time():
+                self.settle(parameter)
             self._by_hand |= self._run.gathering
             if not torch.compiler.is_compiling():  # as compiled autograd is, which cannot tell when it ends
                 torch_private.after_backward(functools.partial(self._leave, now, parameter))
@@ -115,7 +120,7 @@ class Gathering:
                     moment.keep_if(there)  # nothing waits for the device
             elif not there:
                 self.drop(parameter)
-            else:
+            elif not any(self._waiting.values()):  # another thread's pass may have left it, and not told yet
                 self._strange |= not self._explains(gradient)
 
     def drop(self, parameter: Tensor | None = None) -> None:
@@ -144,10 +149,11 @@ class Gathering:
         waiting = self._waiting.get(which)
         if waiting is None:
             return
-        self._waiting[which] = None
-        for where, moment in waiting[1].items():
-            self.moments.setdefault(where, Moment()).absorb(moment)
-        self.grown = self._run.fresh = True
+        with _one_at_a_time():
+            self._waiting[which] = None
+            for where, moment in waiting[1].items():
+                self.moments.setdefault(where, Moment()).absorb(moment)
+            self.grown = self._run.fresh = True
 
     def _leave(self, which: int, parameter: Tensor) -> None:
         """The pass is over. What still waits was for somebody else: `autograd.grad` accumulates nothing."""
@@ -225,6 +231,11 @@ class Gathering:
         # Of a pass that ended in an exception.
         now = torch_private.current_pass()
         self._waiting = {which: waiting for which, waiting in self._waiting.items() if which == now}
+
+
+def _one_at_a_time() -> AbstractContextManager[Any]:
+    """Backward passes in several threads end as they like. The compiler knows no locks, and no threads either."""
+    return nullcontext() if torch.compiler.is_compiling() else _LOCK
 
 
 def _tell(gathering: "weakref.ref[Gathering]", parameter: Tensor) -> None:

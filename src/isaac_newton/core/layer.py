@@ -254,7 +254,7 @@ class ConditionedLayer:
     def gathering(self, parameter: str) -> Gathering:
         """That of one parameter."""
         if parameter not in self.gatherings:
-            self.gatherings[parameter] = Gathering(self.run)
+            self.gatherings.setdefault(parameter, Gathering(self.run))  # another thread may have been faster
         return self.gatherings[parameter]
 
     def gathers(self, moment: Moment | None) -> bool:
