@@ -123,9 +123,8 @@ def dense(model: nn.Module, when: str) -> tuple[nn.Module, Bind]:
                 layer.log = logs[id(layer.weight)]
 
     def bind(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-
         def condition(*_: Any) -> None:
+            mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
             for key, log in logs.items():
                 if key in mine:
                     log.step()

@@ -1,7 +1,9 @@
-"""A further hunt, from the pages alone: what gave a wrong gradient, an unclear error or a false warning, in a few lines each."""
+"""A further hunt, from the pages alone: what gave a wrong gradient, an unclear error or a false warning, in few lines each."""
 
 import copy
 import gc
+import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -288,6 +290,33 @@ def test_a_model_that_was_attached_can_be_freed(when: str) -> None:
     del model, handle
     gc.collect()
     assert weight() is None
+
+
+def in_threads(model: nn.Module, xs: list[Tensor]) -> None:
+    threads = [threading.Thread(target=lambda x=x: model(x).square().sum().backward()) for x in xs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_rows_of_several_threads_all_count() -> None:
+    """Two passes that end at once lost the rows of one of them, now and then."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            model, xs = mlp(), [batch(3 + i) for i in range(4)]
+            twin = copy.deepcopy(model)
+            handles = [isaac.attach(one, damping=LAMBDA, when="step") for one in (model, twin)]
+            in_threads(model, xs)
+            for x in xs:
+                twin(x).square().sum().backward()
+            for handle in handles:
+                handle.step()
+            same(model, twin)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("options", [{"decay": 0.9}, {"refresh": 3}], ids=["decay", "refresh"])
