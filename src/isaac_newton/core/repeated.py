@@ -43,13 +43,14 @@ class Repeats:
         mask = run.mask
         if run.memory is not None and x is run.memory[0]:
             mask = run.memory[1]
-        call = _Call(mask, run.is_plain, x.shape)
-        if not torch.compiler.is_compiling():
-            if torch_private.current_pass() >= 0:
-                call = self._first(call, name, run)
-            elif torch_private.saves_elsewhere() or (training and not torch.is_grad_enabled()):
-                self._note(call, run)
-        return call.mask, call.is_plain
+        if torch.compiler.is_compiling():
+            return mask, run.is_plain
+        if torch_private.current_pass() >= 0:
+            call = self._first(_Call(mask, run.is_plain, x.shape), name, run)
+            return call.mask, call.is_plain
+        if torch_private.saves_elsewhere() or (training and not torch.is_grad_enabled()):
+            self._note(_Call(mask, run.is_plain, x.shape), run)
+        return mask, run.is_plain
 
     def _note(self, call: _Call, run: Run) -> None:
         if self._noted_at != run.backward_passes:
