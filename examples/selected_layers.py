@@ -47,7 +47,8 @@ def train(selection: str | list[str] | None, learning_rate: float) -> float:
         loss.backward()
         optimizer.step()
     with torch.no_grad():
-        return nn.functional.cross_entropy(model(x), y).item()
+        # NaN, where it diverged, would be in the way of `min`.
+        return nn.functional.cross_entropy(model(x), y).nan_to_num(torch.inf).item()
 
 
 print(f"training loss after {STEPS} steps of SGD, each with the best of its learning rates")

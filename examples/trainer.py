@@ -53,4 +53,4 @@ trainer = Trainer(
     callbacks=[IsaacCallback(damping=1.0)],  # line 2
 )
 trainer.train()
-print(trainer.evaluate())
+print(f"test loss {trainer.evaluate()['eval_loss']:.4f} after {STEPS} steps")

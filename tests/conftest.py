@@ -10,8 +10,8 @@ from jaxtyping import install_import_hook
 
 # Before anything imports the package: every call made by a test then has its shapes checked against the signature.
 if importlib.util.find_spec("beartype"):
-    # Not core.rows: the compiler reads it, and cannot read the checks.
-    checked = ["math", "kernels", "ensemble", "core.conditioner", "core.moments"]
+    # Not core.rows and core.conditioner: the compiler makes objects of their classes, and cannot read the checks of these.
+    checked = ["math", "kernels", "ensemble", "core.moments"]
     install_import_hook([f"isaac_newton.{module}" for module in checked], "shapes.checker")
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)

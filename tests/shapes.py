@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import torch
 from beartype import BeartypeConf, beartype
-from jaxtyping import AbstractArray
+from jaxtyping import AbstractArray, config
 
 _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
@@ -23,6 +23,16 @@ def checker(function: Callable[..., Any]) -> Callable[..., Any]:
         return (function if torch.compiler.is_compiling() else checked)(*args, **kwargs)
 
     return outside_of_the_compiler
+
+
+class _Config(type(config)):  # type: ignore[misc]
+    """That of jaxtyping: it notes shapes in lists of its own, which the compiler may not change."""
+
+    jaxtyping_disable = property(lambda self: torch.compiler.is_compiling())
+
+
+vars(config).pop("jaxtyping_disable")
+config.__class__ = _Config
 
 
 def _has_shape(hint: object) -> bool:

@@ -253,7 +253,7 @@ def test_a_difference_is_the_same_with_rows_that_were_multiplied_before(shape: t
     r, gradient = torch.randn(shape, dtype=torch.float64), torch.randn(shape[0], 9, shape[2], dtype=torch.float64)
     r, gradient = (r[0], gradient[0]) if shape[0] == 1 else (r, gradient)
     (made,) = conditioner.invert([Rows(r, shape[1], in_difference=True)], 0.2, "")
-    multiplied = dataclasses.replace(made, multiplied=made.inverse @ r)
+    multiplied = dataclasses.replace(made, found=made.found._replace(multiplied=made.inverse @ r))
     exact = gradient @ torch.linalg.inv(torch.eye(shape[2], dtype=torch.float64) + r.mT @ r / (shape[1] * 0.2))
     for by in (made, multiplied):
         assert_close(conditioner.multiply([gradient], [by])[0], exact, 1e-12)

@@ -50,7 +50,7 @@ class Clock:
 
 
 def tiny(*, classes: bool = True) -> Problem:
-    return chain((7, 9, 5, 4 if classes else 7), 6, name="tiny", title="tiny", classes=classes)
+    return chain((7, 9, 5, 4 if classes else 7), 6, name="tiny", title="tiny", classified=classes)
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -182,7 +182,7 @@ def test_peak_memory_is_that_of_the_marked_step() -> None:
 
 
 def test_peak_memory_covers_parameters_gradients_and_batch() -> None:
-    problem = chain((512, 512), 4, name="one layer", title="one layer", classes=False)
+    problem = chain((512, 512), 4, name="one layer", title="one layer", classified=False)
     peak = memory.profiled_peak(problem, steps.METHODS["gradient"], damping=1.0)["peak_bytes"]
     least = 4 * (2 * (512 * 512 + 512) + 2 * 4 * 512)
     assert least <= peak <= 1.05 * least

@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 import fabricate
 from isaac_lab.claims import CLAIMS, checks, costs, curve_checks, ledger
 from isaac_lab.claims.checks import FIG1, GRIDS, behind, panels, unstable
-from isaac_lab.claims.curve_checks import figure2
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict
 from isaac_lab.cli import app as whole
 from isaac_lab.commands.claims import claims
@@ -279,7 +278,8 @@ def test_the_smallest_valid_damping_is_found() -> None:
 
 def test_a_curve_that_is_not_there_leaves_open() -> None:
     some = {name: losses for name, losses in FIGURE2.items() if name != "kfac 0.1"}
-    finding = figure2(curve_checks.DRAWN, curve_checks.almost_identical)(Made({("fig2", "a"): curves(some)}))
+    test = curve_checks.curves(("fig2", "a"), curve_checks.almost_identical, curve_checks.DRAWN)
+    finding = test(Made({("fig2", "a"): curves(some)}))
     assert finding.verdict is Verdict.UNKNOWN
 
 

@@ -95,7 +95,7 @@ COMPILE = "torch.compile"
 DYNAMIC = "one graph, no breaks, equal to eager; other batch sizes compile once more and no further"
 
 
-APART = "Layers that receive one tensor (q, k, v) share a conditioner in eager code; compiled, each computes its own."
+APART = "With every row, layers that receive one tensor (q, k, v) compute a conditioner each in compiled code."
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,10 @@ APART = "Layers that receive one tensor (q, k, v) share a conditioner in eager c
         pytest.param("convolutions", 2, marks=row(COMPILE, f"Convolutions with groups, transposed, padded: {DYNAMIC}")),
         pytest.param("encoder", 2, marks=row(COMPILE, f"Embedding and nn.TransformerEncoderLayer: {DYNAMIC}", APART)),
         pytest.param("cells", 2, marks=row(COMPILE, f"LSTM, GRU and RNN cells: {DYNAMIC}")),
-        pytest.param("bert", 1, marks=row(COMPILE, "A Hugging Face BERT: one graph, no breaks, equal to eager")),
+        pytest.param("automatic", 2, marks=row(COMPILE, f"The automatic form: {DYNAMIC}")),
+        pytest.param(
+            "bert", 1, marks=row(COMPILE, "A Hugging Face BERT in the automatic form: one graph, no breaks, equal to eager")
+        ),
         pytest.param("gpt2", 1, marks=row(COMPILE, "A Hugging Face GPT-2: one graph, no breaks, equal to eager")),
         pytest.param("inductor", 1, marks=row(COMPILE, "The inductor backend, every kind of layer: equal to eager")),
     ],
@@ -129,11 +132,21 @@ def test_compiled_models_equal_eager_ones(compiled, check: str, most: int) -> No
         pytest.param("step", marks=row(COMPILE, 'when="step": one graph, equal to eager')),
         pytest.param("step with an average", marks=row(COMPILE, 'when="step" with decay and power: one graph, equal to eager')),
         pytest.param(
+            "step, gathered now and then",
+            marks=row(COMPILE, 'when="step" with gather and warm_up: one graph, equal to eager'),
+        ),
+        pytest.param(
             "damping",
             marks=row(
                 COMPILE,
                 "handle.damping, changed between steps to any number or Relative: used at once, nothing compiled anew",
-                "The conditioner is one operator per layer, which reads the damping in each backward pass.",
+                "Where rows are drawn or averaged, a Relative in the place of a number compiles once more.",
+            ),
+        ),
+        pytest.param(
+            "checkpointed",
+            marks=row(
+                COMPILE, "Activation checkpointing inside of compiled code, the automatic form: one graph, equal to eager"
             ),
         ),
         pytest.param(
@@ -149,6 +162,26 @@ def test_options_and_settings_hold_in_compiled_code(compiled, check: str) -> Non
     assert found["graphs"] == 1
 
 
+@row(COMPILE, "The automatic form, λ and the batch size changing in 20 steps: two graphs, equal to eager in each step")
+def test_neither_damping_nor_batch_compile_anew(compiled) -> None:
+    found = compiled("options", "changes")
+    assert found["error"] <= 1e-12
+    assert found["passes"] == [20, 20]
+    assert found["graphs"] == 2
+
+
+@row(
+    COMPILE,
+    "Draws, Gram matrices and products of a BERT are torch's own operations; q, k and v share one inverse, an operator",
+    "λ, the drawn positions and the count of passes come in through one operator each.",
+)
+def test_the_compiler_sees_through_the_automatic_form(compiled) -> None:
+    found = compiled("models", "bert")
+    assert found["forward"] == {}
+    # Eight linear layers, three of which receive one tensor; an embedding is divided by counts in an operator.
+    assert found["backward"] == {"strength": 1, "draw": 1, "passing": 1, "inverse": 6}
+
+
 @row(COMPILE, "A damping schedule counts the backward passes of compiled code")
 def test_a_schedule_goes_on_in_compiled_code(compiled) -> None:
     found = compiled("options", "schedule")
@@ -162,9 +195,18 @@ def test_compiled_code_counts_as_eager_code_does(compiled) -> None:
     assert compiled("options", "statistics")["same"]
 
 
+@row(COMPILE, "Digits that float32 cannot keep are counted and warned about in compiled code too")
+def test_compiled_code_says_where_digits_are_lost(compiled) -> None:
+    found = compiled("options", "digits")
+    assert found["lost"] == {"0": 1, "2": 1}
+    assert any("digits were lost in layer" in message for message in found["said"])
+
+
 @row(COMPILE, "Blocks compiled one by one: every layer keeps its own conditioner")
 def test_blocks_can_be_compiled_by_themselves(compiled) -> None:
-    assert compiled("options", "blocks")["error"] <= 1e-12
+    found = compiled("options", "blocks")
+    assert found["error"] <= 1e-12
+    assert found["same"]
 
 
 @row(

@@ -147,7 +147,7 @@ def left_in(directory: Path) -> list[str]:
 def test_a_batch_has_a_label_and_three_planes_for_each_image(tmp_path: Path) -> None:
     put(tmp_path, "cifar-10")
     data = images.load("cifar-10", tmp_path)
-    assert (data.name, data.title, data.classes, data.generated) == ("cifar-10", "CIFAR-10", 10, False)
+    assert (data.name, data.title, data.classes) == ("cifar-10", "CIFAR-10", 10)
     assert (data.train.shape, data.test.shape) == ((10, 3, 32, 32), (2, 3, 32, 32))
     assert data.train.dtype == data.test.dtype == torch.uint8
     assert data.train_labels.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9]
@@ -213,7 +213,7 @@ def test_quotes_are_letters_and_only_line_feeds_end_a_row(tmp_path: Path) -> Non
     assert [task.title for task in (cola, mrpc, stsb)] == ["CoLA", "MRPC", "STS-B"]
     assert [task.kind for task in (cola, mrpc, stsb)] == ["acceptability", "paraphrase", "similarity"]
     assert [task.outputs for task in (cola, mrpc, stsb)] == [2, 2, 1]
-    assert [task.pairs for task in (cola, mrpc, stsb)] == [False, True, True]
+    assert [task.train.second is not None for task in (cola, mrpc, stsb)] == [False, True, True]
     assert [len(task.train) for task in (cola, mrpc, stsb)] == [3, 2, 1]
 
 
@@ -365,7 +365,6 @@ def test_what_is_generated_is_the_same_every_time_and_says_what_it_is(name: str,
     data = load(name, tmp_path / "nowhere")
     sizes = (len(data.train), len(data.test if isinstance(data, images.Images) else data.dev))
     assert sizes == catalogue.GENERATED[name].examples
-    assert data.generated
     assert data.title == f"{name} (generated)"
     assert data.checksum == load(name).checksum
 

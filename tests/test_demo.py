@@ -11,6 +11,7 @@ from isaac_lab import executors
 from isaac_lab.cli import app
 from isaac_lab.record import Store
 from isaac_lab.report import demo as report
+from isaac_lab.report import docs
 from isaac_lab.studies.demo import METHODS, arms, chosen, searched
 from isaac_lab.study import outstanding, resolve
 
@@ -66,7 +67,8 @@ def test_the_page_shows_what_the_records_say(tmp_path: Path) -> None:
     committed = ROOT / "docs" / "start.md"
     page = tmp_path / "start.md"
     shutil.copyfile(committed, page)
-    report.fill(page, RECORDS, SEEDS)
+    shown = report.read(Store(RECORDS), METHODS, SEEDS, "cpu")
+    docs.fill(page, report.blocks(lambda: shown, tmp_path / "figures"))
     assert page.read_text(encoding="utf-8") == committed.read_text(encoding="utf-8")
     for name in ("photograph", "psnr"):
         drawn = tmp_path / "figures" / f"{name}.svg"

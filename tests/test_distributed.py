@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from distributed.checks import CHECKS
+from distributed.checks import CHECKS, ROUNDED
+from reference import TOLERANCE
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
@@ -24,3 +26,8 @@ def errors(request, tmp_path_factory) -> dict[str, float]:
 @pytest.mark.parametrize("check", CHECKS)
 def test_ranks_together_step_as_one_process(errors, check) -> None:
     assert errors[check] <= 1e-9
+
+
+@pytest.mark.parametrize("check", ROUNDED)
+def test_ranks_together_step_as_one_process_in_half_precision(errors, check) -> None:
+    assert errors[check] <= TOLERANCE[torch.float32]

@@ -409,15 +409,15 @@ def test_a_second_call_in_the_same_folder_names_the_first(tmp_path: Path) -> Non
 
 
 def test_minutes_stop_at_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    arguments = ("fig5", "--out", tmp_path, "--device", "cpu", "--set", "epochs=1", "--seeds", "1")
+    arguments = ("fig4", "--out", tmp_path, "--device", "cpu", "--set", "epochs=1", "--seeds", "1")
     result = invoke(*arguments, "--minutes", "0.001")
     assert result.exit_code == 3, result.output
     assert "Time is up. Runs that have ended are kept, others go on from their last checkpoint" in words(result)
-    assert not (tmp_path / "fig5" / "smoke" / "figure.png").exists()
+    assert not (tmp_path / "fig4" / "smoke" / "figure.png").exists()
     assert invoke(*arguments, "--minutes", "60").exit_code == 0
-    about = json.loads((tmp_path / "fig5" / "smoke" / "about.json").read_text(encoding="utf-8"))
+    about = json.loads((tmp_path / "fig4" / "smoke" / "about.json").read_text(encoding="utf-8"))
     # What the first call had trained is not forgotten.
-    assert sum(call["runs"] for call in about["calls"]) == 24
+    assert sum(call["runs"] for call in about["calls"]) == 39
     assert invoke(*arguments, "--minutes", "0").exit_code == 2
 
 

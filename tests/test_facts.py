@@ -7,13 +7,18 @@ import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
+from isaac_lab import times
 from isaac_lab.record import Store
+from isaac_lab.report import docs
+from isaac_lab.report import rates as report
 from isaac_lab.report.race import summaries
-from isaac_lab.stats import contrast
+from isaac_lab.stats import LEVEL, contrast, holm
+from isaac_lab.studies.rates import Cell, cells
 from isaac_lab.studies.verdicts import Standing, standings
 
 ROOT = Path(__file__).parent.parent
@@ -105,7 +110,30 @@ def cell(page: str, row: str, column: str) -> str:
     return line.removeprefix(f"| {row} |").strip("| ").split(" | ")[int(column)].strip()
 
 
-KINDS: dict[str, Callable[..., str]] = {own.__name__: own for own in (ratio, ratio3, memory, recipe, race, digits, cell)}
+@functools.cache
+def rates_cells() -> tuple[Cell, ...]:
+    return tuple(cells(Store(ROOT / "results" / "rates" / "quick"), "quick"))
+
+
+def rates(optimizer: str, what: str) -> str:
+    """The best rate of each arm; `higher`: at how many rates the line is ahead, p < 0.05 after Holm."""
+    own = [cell for cell in rates_cells() if cell.optimizer == optimizer]
+    if what == "higher":
+        p = holm({str(cell.rate): contrast(cell.line, cell.plain).p for cell in own})
+        return str(sum(p[str(cell.rate)] < LEVEL and fmean(cell.line) > fmean(cell.plain) for cell in own))
+    plain, line = (max((getattr(cell, arm) for cell in own), key=fmean) for arm in ("plain", "line"))
+    return f"{contrast(line, plain).p:.2g}" if what == "p" else f"{100 * fmean({'plain': plain, 'line': line}[what]):.1f} %"
+
+
+def step(folder: str, device: str, plain: str, ours: str) -> str:
+    """The time of a step with the line over a plain one, methods taking turns."""
+    seconds = times.seconds(Store(ROOT / "results" / folder).times()[device])
+    return f"{seconds[ours] / seconds[plain]:.2f}"
+
+
+KINDS: dict[str, Callable[..., str]] = {
+    own.__name__: own for own in (ratio, ratio3, memory, step, recipe, rates, race, digits, cell)
+}
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -121,3 +149,13 @@ def test_pages_state_the_fact_with_one_value(name: str) -> None:
         assert stated, f"no page says {pattern!r}: take it out, or correct how pages say it"
         other = {page: found for page, found in stated.items() if found.rstrip(",;.") != FACTS[name]["value"]}
         assert not other, f"{other} in place of {FACTS[name]['value']}"
+
+
+def test_the_block_of_learning_rates_is_that_of_its_record(tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    copy = tmp_path / "which.md"
+    copy.write_text(PAGES["which.md"], encoding="utf-8")
+    docs.fill(copy, report.blocks(ROOT / "results" / "rates", tmp_path / "figures"))
+    assert copy.read_text(encoding="utf-8") == PAGES["which.md"]
+    name = "figures/rates-quick.svg"
+    assert (tmp_path / name).read_text(encoding="utf-8") == (DOCS / name).read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 Run as a script in a process of its own: `python tests/test_kernels.py subtract cpu`.
 """
 
+import copy
 import importlib
 import itertools
 import os
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import isaac_newton as isaac
 from isaac_newton.math import equations
 
 CHECKS: dict[str, Callable[[str], None]] = {}
@@ -416,6 +418,62 @@ def stages(device: str) -> None:
         exact = gradient.double() @ torch.linalg.inv(torch.eye(len(moment), device=device) + moment / damping)
         assert relative_error(result, exact * (gradient.double().norm() / exact.norm())) < 1e-5
         assert abs(result.double().norm() / gradient.double().norm() - 1) < 1e-5
+
+
+#: Layers, the shape of their input, and options: together they take every way from rows to gradients that launches have.
+MODELS: list[tuple[Callable[[], list[nn.Module]], tuple[int, ...], dict[str, Any]]] = [
+    (lambda: [nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 20), nn.Tanh(), nn.Linear(20, 3)], (18, 5, 24), options)
+    for options in (
+        {"damping": 0.3},
+        {"damping": 0.3, "sharing": "reduce"},
+        {"damping": 0.3, "max_rows": 7},
+        {"damping": isaac.Relative(0.1), "sharing": "reduce", "keep_norm": True},
+        {"damping": isaac.Relative(0.1, to="largest"), "max_rows": 16, "keep_norm": True},
+        {"damping": 0.3, "sharing": "reduce", "bias": "joint"},
+        {"damping": 0.3, "output_damping": 0.5, "output_curvature": "empirical", "max_rows": 7},
+    )
+]
+MODELS += [
+    (lambda: [nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 4, 2)], (9, 3, 6, 5), {"damping": 0.3, "sharing": "reduce"}),
+    (lambda: [nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 4, 2)], (9, 3, 6, 5), {"damping": 0.3, "max_rows": 8}),
+]
+#: In the interpreter this one takes five times as long as all others.
+LARGE = (lambda: [nn.Linear(150, 140), nn.Tanh(), nn.Linear(140, 150)], (30, 5, 150), {"damping": 0.3, "max_rows": 133})
+
+
+@check
+def models(device: str) -> None:
+    """Gradients by launches are those by torch's operations in float64: in a first pass, and in one with known plans."""
+    launched = take_all_tensors() if device == "cpu" else None
+    for make, shape, options in [*MODELS, LARGE] if device == "cuda" else MODELS:
+        single = nn.Sequential(*make()).to(device)
+        double = copy.deepcopy(single).double().cpu()
+        for model in (single, double):
+            isaac.attach(model, **options)
+        for turn in range(2):
+            x = torch.randn(shape) + 0.5
+            for model, own in ((single, x.to(device)), (double, x.double())):
+                model.zero_grad()
+                model(own).square().mean().backward()
+            for (name, parameter), exact in zip(single.named_parameters(), double.parameters(), strict=True):
+                assert parameter.grad is not None
+                assert exact.grad is not None
+                assert relative_error(parameter.grad.cpu(), exact.grad) < 2e-4, (options, turn, name)
+    assert launched is None or launched[0] > 100
+
+
+def take_all_tensors() -> list[int]:
+    """Triton's interpreter takes tensors of a CPU; returns how many launches there were."""
+    package, grouped, count = importlib.import_module("isaac_newton.kernels"), kernels("tables").Grouped, [0]
+    launch = grouped.__call__
+
+    def counted(self: Any, *args: Any) -> None:
+        count[0] += 1
+        launch(self, *args)
+
+    package.groupable = lambda xs: [x.dtype is torch.float32 and not package.is_differentiable(x) for x in xs]
+    grouped.__call__ = counted
+    return count
 
 
 def capture(device: str) -> None:

@@ -6,10 +6,9 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +98,15 @@ def test_several_processes_give_the_same_records_also_where_one_is_killed(local:
     assert killer.kills == 0
     assert {record.about["executor"] for record in records} == {"processes"}
     assert not multiprocessing.active_children()
+
+
+def test_workers_have_the_environment_of_now(warm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = warm.Process(target=os.getpid)
+    first.start()
+    first.join()
+    monkeypatch.setenv("ISAAC_ENCODER", "another than when the first began")
+    with ProcessPoolExecutor(1, warm, executors._begin, (1, dict(os.environ))) as pool:
+        assert pool.submit(os.getenv, "ISAAC_ENCODER").result() == "another than when the first began"
 
 
 def test_an_error_in_a_worker_is_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,37 +241,38 @@ def test_when_time_is_up_what_ended_is_kept_and_the_rest_goes_on(local: list[Rec
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 
-PROGRAM = """
-import sys, torch
-from pathlib import Path
-from isaac_lab.executors import Call, run
-from isaac_lab.record import Store
-from test_lab_executors import GRID
-torch.set_num_threads(1)
-store = Store(Path(sys.argv[1]))
-print("begin", flush=True)
-with store.writing() as mended:
-    run(GRID, store, Call(sys.argv[2], seconds=0))
-print("end", flush=True)
-"""
+@pytest.fixture(scope="module")
+def warm() -> Any:
+    """Processes that have torch and the laboratory imported when they begin, and have computed nothing yet."""
+    return executors._workers("cpu")
+
+
+def _train_all(executor: str, folder: Path, begun: Any) -> None:
+    torch.set_num_threads(1)
+    store = Store(folder)
+    with store.writing():
+        begun.set()
+        run(GRID, store, Call(executor, seconds=0))
 
 
 @pytest.mark.parametrize("executor", ["local", "ensemble", "processes"])
-def test_runs_killed_at_any_moment_end_with_the_same_bits(executor: str, local: list[Record], tmp_path: Path) -> None:
+def test_runs_killed_at_any_moment_end_with_the_same_bits(
+    executor: str, local: list[Record], warm: Any, tmp_path: Path
+) -> None:
     """ISAAC_KILLS says how often; with more than there is time for, the process ends by itself at last."""
     whole = told(local if executor != "ensemble" else trained(GRID, tmp_path / "whole", executor="ensemble"))
     folder, draw = tmp_path / "killed", random.Random(7)
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(Path(executors.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     kills = 0
     for _ in range(int(os.environ.get("ISAAC_KILLS", "10"))):
-        command = [sys.executable, "-c", PROGRAM, str(folder), executor]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "begin\n"
-            time.sleep(draw.uniform(0.0, 0.6 if executor != "processes" else 5.0))
-            process.kill()
-            kills += process.stdout.readline() != "end\n"
+        begun = warm.Event()
+        process = warm.Process(target=_train_all, args=(executor, folder, begun))
+        process.start()
+        assert begun.wait(60)
+        time.sleep(draw.uniform(0.0, 0.6))
+        process.kill()
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
+        kills += process.exitcode != 0
     assert kills
     assert told(trained(GRID, folder, executor=executor)) == whole
 

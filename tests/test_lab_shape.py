@@ -47,7 +47,7 @@ for one in ones:
         try:
             module = importlib.import_module(f"isaac_lab.{study}")
             if study == "commands.demo":
-                module.demo(module.Subject.DIGITS, 1, 1, out=module.Path(sys.argv[3]))
+                module.demo("digits", 1, 1, out=module.Path(sys.argv[3]))
         except ModuleNotFoundError as error:
             print(one, study, f"isaac_lab.{one}" in str(error))
         else:
@@ -66,3 +66,12 @@ def test_one_file_writes_records_and_one_trains_them() -> None:
     assert stepping <= {"methods/__init__.py", "networks.py", "bench/steps.py", "bench/models.py", "bench/grid.py"}
     stores = {path.name for path in FILES if 'trials.jsonl"\n' in path.read_text(encoding="utf-8")}
     assert stores == {"record.py"}
+
+
+def test_commands_that_train_go_through_one_function() -> None:
+    """It shows progress, catches Ctrl-C and names errors; the race, which has several folders, does so beside it."""
+    folder = LAB / "commands"
+    showing = {path.name for path in folder.glob("*.py") if "display(console)" in path.read_text(encoding="utf-8")}
+    assert showing == {"training.py", "race.py"}
+    filling = {path.name for path in (LAB / "report").glob("*.py") if "docs.fill(" in path.read_text(encoding="utf-8")}
+    assert not filling

@@ -25,10 +25,10 @@ from isaac_lab.methods.muon import Muon
 from isaac_lab.networks import alike
 from isaac_lab.record import Checkpoint, Record, Store
 from isaac_lab.studies import recipes
-from isaac_lab.training import Options, StoppedError, Training, train
+from isaac_lab.training import Options, StoppedError, train
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import WORKLOADS, Workload, load
-from isaac_lab.workloads.gpt import Characters
+from isaac_lab.workloads.characters import Characters
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "lab_digests.json").read_text(encoding="utf-8"))
 MLP = Trial("mnist-mlp", "sgd", (("learning_rate", 0.3),), steps=8, points=2, small=True)
@@ -583,7 +583,10 @@ def test_a_record_says_what_ran() -> None:
 
 
 def test_the_protocol_is_all_that_the_loop_needs(mlp: Workload) -> None:
-    parts: list[Training] = [networks.Alone([MLP], mlp, "cpu"), networks.Stacked([MLP, replace(MLP, seed=1)], mlp, "cpu")]
+    parts: list[networks.Alone | networks.Stacked] = [
+        networks.Alone([MLP], mlp, "cpu"),
+        networks.Stacked([MLP, replace(MLP, seed=1)], mlp, "cpu"),
+    ]
     for number, part in enumerate(parts, 1):
         assert len(part.measure()) == number
         assert len(part.weights(0)) == 10

@@ -17,15 +17,17 @@ from typer.testing import CliRunner, Result
 
 from isaac_lab import lines as stored
 from isaac_lab import words
-from isaac_lab.charts import lines
+from isaac_lab.charts import heat, lines
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.report import report
 from isaac_lab.record import FORMAT, Store
 from isaac_lab.report import headline
 from isaac_lab.report import page as building
 from isaac_lab.report import race as race_page
-from isaac_lab.report.parts import Figure, Heading, Section, Source, Table, Tiles
+from isaac_lab.report.parts import Figure, Heading, Section, Source, Tiles
 from isaac_lab.report.render import page as render
+from isaac_lab.report.tables import Table
+from isaac_lab.report.views import rate
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import view
 from isaac_lab.studies.paper.recipe import SCALES
@@ -284,6 +286,17 @@ def test_every_committed_panel_has_its_map(committed: str) -> None:
     maps = {name: len(chart["values"]) for name, chart in charts(committed).items() if name.startswith("map-")}
     assert maps == expected
     assert maps["map-fig1-paper-b"] == 13 * 13 + 13 + 1
+
+
+def test_a_rate_at_the_end_of_its_list_is_marked(committed: str) -> None:
+    elements = Elements(committed).text
+    for outcome in view(EXPERIMENTS["fig1"], RESULTS / "reproduce", SCALES["quick"]).outcomes:
+        for group, chosen in outcome.rates.items():
+            tried = outcome.tried[group]
+            assert rate(outcome, group) == f"{chosen:g}{' (edge)' if chosen in (min(tried), max(tried)) else ''}"
+        rates = [f"{heat.NAMES[group]} {rate(outcome, group)}" for group in outcome.rates]
+        assert f"learning rates: {', '.join(rates)}" in elements
+    assert "ζ* 1 (edge), ∇ 0.3" in elements
 
 
 def test_numbers_of_the_page_are_those_of_the_records(committed: str) -> None:
@@ -735,15 +748,27 @@ def test_a_phone_does_not_scroll_sideways(browser: Browser) -> None:
     assert browser.run("return Math.max(...[...document.querySelectorAll('table')].map((table) => table.offsetWidth))") > 360
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_no_column_is_cut_without_a_hint(browser: Browser, width: int) -> None:
+WIDE = "return [...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth + 1)"
+
+
+def unfolded(browser: Browser, width: int) -> None:
+    """The page on a screen of this width, everything open."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.open()
     browser.run("for (const details of document.querySelectorAll('details')) details.open = true")
-    wide = "return [...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth + 1)"
-    browser.until(lambda: browser.run(f"{wide}.every((box) => 'more' in box.dataset)"))
-    assert browser.run(f"{wide}.length") > 0
+
+
+def test_every_column_is_seen_on_a_screen(browser: Browser) -> None:
+    unfolded(browser, 1280)
+    assert browser.count(".scroll table") > 5
+    assert browser.run(f"{WIDE}.length") == 0
+
+
+def test_no_column_is_cut_on_a_phone_without_a_hint(browser: Browser) -> None:
+    unfolded(browser, 400)
+    browser.until(lambda: browser.run(f"{WIDE}.every((box) => 'more' in box.dataset)"))
+    assert browser.run(f"{WIDE}.length") > 0
     hint = "return getComputedStyle(document.querySelector('.scroll[data-more]'), '::before').content"
     assert "scroll to the right" in browser.run(hint)
     hinted = browser.count(".scroll[data-more]")

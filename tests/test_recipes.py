@@ -20,6 +20,7 @@ from isaac_lab.data.catalogue import SETS
 from isaac_lab.data.files import DataError
 from isaac_lab.executors import Call
 from isaac_lab.record import Checkpoint, Record, Store
+from isaac_lab.report import docs
 from isaac_lab.report import recipes as report
 from isaac_lab.stats import contrast, exceeds, holm, interval
 from isaac_lab.studies import recipes
@@ -30,9 +31,9 @@ from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import load
 from isaac_lab.workloads import operator_net, ppo
+from isaac_lab.workloads.characters import Characters
 from isaac_lab.workloads.examples import Examples, cut
 from isaac_lab.workloads.glue import Glue
-from isaac_lab.workloads.gpt import Characters
 from isaac_lab.workloads.mlp import Network
 from isaac_lab.workloads.ppo import CartPole, Player
 from isaac_lab.workloads.resnet import ResNet
@@ -458,6 +459,8 @@ def test_a_page_is_filled(smoke: tuple[Path, str], tmp_path: Path) -> None:
     assert text.count("| SIREN |") == 4
     page.write_text("no marks\n", encoding="utf-8")
     assert "has no <!-- recipes-quick -->" in " ".join(called(*words).output.replace("│", "").split())
+    page.unlink()
+    assert "'--fill': there is no page" in " ".join(called(*words).output.replace("│", "").split())
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
@@ -486,7 +489,7 @@ def test_the_page_says_what_the_records_say(tmp_path: Path) -> None:
     root = Path(__file__).parent.parent
     page = tmp_path / "recipes-suite.md"
     shutil.copy(root / "docs" / page.name, page)
-    report.fill(page, root / "results" / "recipes")
+    docs.fill(page, report.blocks(root / "results" / "recipes", tmp_path / "figures"))
     assert page.read_text(encoding="utf-8") == (root / "docs" / page.name).read_text(encoding="utf-8")
     for drawn in (tmp_path / "figures").iterdir():
         assert drawn.read_bytes() == (root / "docs" / "figures" / drawn.name).read_bytes()

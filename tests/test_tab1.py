@@ -34,7 +34,7 @@ from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import _load as loaded
 from isaac_lab.workload import load
-from isaac_lab.workloads import glue
+from isaac_lab.workloads import encoders, glue
 
 pytest.importorskip("transformers")
 
@@ -155,7 +155,7 @@ def test_an_epoch_has_every_example_once_and_the_next_another_order() -> None:
 def test_an_incomplete_batch_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     task = text.load("toy-cola")
     short = text.Split(task.train.first[:13], None, task.train.labels[:13])
-    workload = glue.Acceptability(replace(task, train=short), glue.tiny(), "cpu")
+    workload = glue.Glue(replace(task, train=short), glue.tiny(), "cpu")
     assert [len(batch[-1]) for batch in workload.batches(0, 0)] == [8, 5]
     assert workload.steps == 2
 
@@ -165,7 +165,7 @@ def test_all_methods_see_the_same_batches_and_start_from_the_same_weights(monkey
     seen: dict[str, list[Tensor]] = {}
     started: dict[str, list[Tensor]] = {}
     for conditioning in ("none", "zeta_star", "reduce"):
-        plain_loss, plain_model = glue.Acceptability.loss, glue.Acceptability.model
+        plain_loss, plain_model = glue.Glue.loss, glue.Glue.model
         seen[conditioning], started[conditioning] = [], []
 
         def loss(
@@ -180,8 +180,8 @@ def test_all_methods_see_the_same_batches_and_start_from_the_same_weights(monkey
             return made
 
         with monkeypatch.context() as patch:
-            patch.setattr(glue.Acceptability, "loss", loss)
-            patch.setattr(glue.Acceptability, "model", model)
+            patch.setattr(glue.Glue, "loss", loss)
+            patch.setattr(glue.Glue, "model", model)
             train([_trial("cola", conditioning, steps=4, points=1)], workload, Options())
     for kept in (seen, started):
         assert len(kept["none"]) >= 4
@@ -190,7 +190,7 @@ def test_all_methods_see_the_same_batches_and_start_from_the_same_weights(monkey
 
 
 def _trial(
-    name: str, conditioning: str = "none", base: str = "sgd", rate: float = 0.1, model: str = glue.TINY, **fields: Any
+    name: str, conditioning: str = "none", base: str = "sgd", rate: float = 0.1, model: str = encoders.TINY, **fields: Any
 ) -> Trial:
     own: dict[str, Any] = {"learning_rate": rate}
     own |= {} if conditioning == "none" else {"damping": 1.0}
@@ -234,7 +234,7 @@ def test_rows_of_one_length_have_no_padding() -> None:
 def test_on_a_gpu_there_is_a_graph_for_each_length(conditioning: str) -> None:
     task = text.load("toy-cola")
     long = tuple(f"{sentence} {sentence}" if number < 40 else sentence for number, sentence in enumerate(task.train.first))
-    workload = glue.Acceptability(replace(task, train=replace(task.train, first=long)), glue.tiny(), "cuda")
+    workload = glue.Glue(replace(task, train=replace(task.train, first=long)), glue.tiny(), "cuda")
     assert {batch[0].shape[1] for batch in workload.batches(0, 0)} == {16, 24}
     trial = _trial("cola", conditioning, "adam", 3e-3, schedule="linear", steps=80, points=2)
     (record,) = train([trial], workload, Options("cuda"))
@@ -396,14 +396,13 @@ def test_the_table_is_made_from_records(finished: tuple[runner.Request, list[str
     request, said = finished
     directory = request.out / "tab1" / "smoke"
     summary = summary_of(request)
-    assert summary["kind"] == "tab1"
-    assert summary["model"] == glue.TINY
+    assert summary["model"] == encoders.TINY
     assert summary["columns"][:2] == ["toy-cola (Matthews)", "toy-mrpc (accuracy)"]
     assert "toy tasks" in summary["title"]
     own = {row["method"]: row for row in summary["rows"] if row["method"]}
     assert list(own) == list(METHODS)
     records = Store(directory).records()
-    assert {record.trial.get("model") for record in records} == {glue.TINY}
+    assert {record.trial.get("model") for record in records} == {encoders.TINY}
     # Three tasks × three methods × (one setting + two seeds), and Adam for STS-B.
     assert len(records) == 28
     values = [
@@ -417,7 +416,7 @@ def test_the_table_is_made_from_records(finished: tuple[runner.Request, list[str
     assert cell["mean"] == pytest.approx(sum(values) / 2)
     assert cell["std"] == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
     assert cell["settings"] == "Adam, η 0.001, λ 0.1"
-    assert said[0].startswith(f"Table 1 with {glue.TINY}, 140 training steps in all")
+    assert said[0].startswith(f"Table 1 with {encoders.TINY}, 140 training steps in all")
     with (directory / "numbers.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == sum(len(record.points) for record in records)
@@ -439,7 +438,7 @@ def test_another_encoder_needs_another_directory(
     finished: tuple[runner.Request, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     another = replace(glue.tiny(), name="another")
-    monkeypatch.setattr(glue, "tiny", lambda: another)
+    monkeypatch.setattr(encoders, "tiny", lambda: another)
     with pytest.raises(StoreError, match=r"was made with model tiny random BERT, this is another; name another --out"):
         runner.run(EXPERIMENTS["tab1"], finished[0])
 

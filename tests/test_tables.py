@@ -59,6 +59,27 @@ def test_html_is_escaped_and_says_which_cells_are_words_good_or_ours() -> None:
     assert '<td class="words wide">' in long
 
 
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ("0.35 ± 0.01 (captured)", "0.35\u00a0±\u00a00.01 (captured)"),
+        ("1,071 ± 31", "1,071\u00a0±\u00a031"),
+        ("0.24, no difference shown", "0.24, no difference shown"),
+        ("never", "never"),
+        ("not run: no reason", "not run: no reason"),
+    ],
+)
+def test_a_figure_stays_on_one_line_and_what_is_said_of_it_may_go_to_the_next(cell: str, shown: str) -> None:
+    assert f"<td>{shown}</td>" in Table("", ("A", "B"), (Row(("a", cell)),)).html()
+
+
+def test_some_columns_alone_keep_their_kind_and_marks() -> None:
+    some = TABLE.only([0, 1])
+    assert some.markdown().splitlines()[:3] == ["| Method | Loss |", "| --- | --: |", r"| **ζ\*** | 0.1 |"]
+    assert (some.rows[0].marks, some.rows[2].note) == ({1: "good"}, "not run: <no reason>")
+    assert TABLE.only([1, 0]).rows[0].marks == {0: "good"}
+
+
 PAGE = "Words.\n<!-- one -->\nold\n<!-- /one -->\nMore `<!-- none -->` words.\n\n<!-- two -->\n<!-- /two -->\nend\n"
 
 
@@ -122,3 +143,15 @@ def test_committed_pages_and_pictures_are_what_the_records_say(name: str, tmp_pa
     assert drawn
     for picture in drawn:
         assert picture.read_bytes() == (committed.parent / "figures" / picture.name).read_bytes(), picture.name
+
+
+@pytest.mark.parametrize("wrong", ["{", "[1]", ""], ids=["torn", "foreign", "empty"])
+def test_a_damaged_benchmark_is_named_and_the_page_stays(tmp_path: Path, wrong: str) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("old", encoding="utf-8")
+    (tmp_path / "table2.json").write_text(wrong, encoding="utf-8")
+    result = CliRunner().invoke(app, ["bench", "page", "--records", str(tmp_path), "--out", str(page)])
+    assert result.exit_code == 2
+    assert "'--records': cannot read" in result.output
+    assert "table2.json" in result.output.replace("\n", "")
+    assert page.read_text(encoding="utf-8") == "old"

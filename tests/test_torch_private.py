@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from isaac_newton import torch_private
 
@@ -47,6 +48,29 @@ def test_passes_have_numbers_of_their_own() -> None:
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_pass_knows_whether_its_graph_is_kept(kept: bool) -> None:
     assert asked(lambda ctx: torch_private.keeps_graph(), retain_graph=kept) == [kept]
+
+
+ASKED: list[Any] = []
+
+
+def _answer(context: Any) -> None:
+    name, size = (context.get_local(each, stacklevel=1) for each in ("name", "size"))
+    ASKED.append((name.as_python_constant(), torch_private.hint(size.as_fake())))
+
+
+def _ask(name: str, size: int) -> None:
+    torch_private.while_compiling(_answer)
+
+
+def test_the_compiler_says_once_what_it_knows_dynamic_sizes_too() -> None:
+    def function(x: Tensor) -> Tensor:
+        _ask("a name", len(x))
+        return x + 1
+
+    compiled = torch.compile(function, backend="eager", dynamic=True, fullgraph=True)
+    for count in (5, 7):
+        compiled(torch.ones(count))
+    assert ASKED == [("a name", 5)]
 
 
 def test_a_pass_knows_which_leaves_it_computes() -> None:
@@ -122,6 +146,19 @@ def test_gradients_of_many_vectors_at_once_are_known() -> None:
     torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True, retain_graph=True)
     torch.autograd.grad(y.sum(), x)
     assert seen == [True, False]
+
+
+def test_a_graph_may_go_while_torch_is_tracing_something_else() -> None:
+    x = torch.ones(3, requires_grad=True) * 2
+    found: list[Tensor] = []
+    with FakeTensorMode():
+        found.append(torch_private.detached(x))
+    torch.func.vmap(lambda row: (found.append(torch_private.detached(x)), row)[1])(torch.ones(2, 3))
+    torch.func.grad(lambda row: (found.append(torch_private.detached(x)), row.sum())[1])(torch.ones(3))
+    for tensor in found:
+        assert tensor.data_ptr() == x.data_ptr()
+        assert not tensor.requires_grad
+        assert tensor.tolist() == [2, 2, 2]
 
 
 def test_forward_mode_is_seen() -> None:

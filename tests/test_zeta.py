@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isaac_newton as isaac
+from isaac_newton.api.extra_passes import collect_output_gradients
 from isaac_newton.math.likelihood import BinaryCrossEntropy, CrossEntropy, SquaredError
 from reference import assert_close
 from test_linear_gradients import mlp, record
@@ -209,7 +210,7 @@ def test_the_extra_pass_forms_no_weight_gradient_and_leaves_grad_alone(monkeypat
         formed += 1
 
     monkeypatch.setattr("isaac_newton.core.gradient.multiply_own", counting)
-    handle._collect_output_gradients(output, CrossEntropy(), 6)
+    collect_output_gradients(handle._run, handle._sites.values(), output, CrossEntropy(), 6)
     assert formed == 0
     assert all(bool((p.grad == 7).all()) for p in model.parameters() if p.grad is not None)
     monkeypatch.undo()

@@ -20,8 +20,6 @@ from isaac_lab.commands.report import report
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.commands.scaling import scaling as scaling_on_paper
 
-__all__ = ["app", "main"]
-
 # Help in boxes cuts names of options at 80 columns; plain help does not.
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data.app, name="data")

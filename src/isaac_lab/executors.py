@@ -13,11 +13,12 @@ import gc
 import importlib
 import math
 import multiprocessing
+import multiprocessing.context
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -35,8 +36,6 @@ from isaac_lab.records import installed, origin
 from isaac_lab.training import Options, StoppedError, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
-
-__all__ = ["EXECUTORS", "Call", "ExecutorError", "plan", "run"]
 
 #: Of the memory that is free, so much may be filled by an ensemble.
 SHARE_OF_MEMORY = 0.6
@@ -142,17 +141,19 @@ def _together(trials: Sequence[Trial]) -> list[list[Trial]]:
     return list(found.values())
 
 
-def _train(group: Group, folder: Path, call: Call, tick: Progress) -> list[Record]:
-    """Train one group to its end, with all that a kill may need."""
+def _train(group: Group, folder: Path | None, call: Call, tick: Progress) -> list[Record]:
+    """Train one group to its end, with all that a kill may need where there is a folder for it."""
     workload = load(group[0], device=call.device, folder=call.folder)
     about = _origin(torch.get_num_threads(), call.device, call.command)
     how = "local" if call.executor == "ensemble" and len(group) == 1 else call.executor
     options = Options(call.device, call.tensor_cores, call.seconds, call.until, {**about, "executor": how})
 
+    checkpoint = None if folder is None else Store(folder).checkpoint(group)
+
     def told(step: int, seconds: float, found: list[dict[str, float] | None]) -> None:
         tick(Update(group, step, measured(found), step / seconds if seconds else None))
 
-    return train(group, workload, options, checkpoint=Store(folder).checkpoint(group), tick=told)
+    return train(group, workload, options, checkpoint=checkpoint, tick=told)
 
 
 def _keep(store: Store, group: Group, records: Sequence[Record], call: Call) -> None:
@@ -186,13 +187,12 @@ def _processes(groups: Sequence[Group], store: Store, call: Call) -> None:
 
 
 def _pool(groups: Sequence[Group], store: Store, call: Call) -> Iterator[tuple[Group, list[Record]]]:
-    # A forked child would inherit the threads that torch has started, in whatever state they are.
-    context = multiprocessing.get_context("spawn")
+    context = _workers(call.device)
     count = min(call.workers, len(groups))
     # Of a GPU's workers each may prepare its batches with several; on a CPU one each gives the same bits as anywhere.
     threads = 1 if call.device == "cpu" else max(1, (os.cpu_count() or 1) // count)
     quiet = replace(call, progress=nobody)
-    with ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(threads,)) as pool:
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(threads, dict(os.environ))) as pool:
         futures: dict[Future[list[Record]], Group] = {
             pool.submit(_train, group, store.folder, quiet, nobody): group for group in groups
         }
@@ -219,8 +219,22 @@ def _pool(groups: Sequence[Group], store: Store, call: Call) -> Iterator[tuple[G
             raise
 
 
-def _begin(threads: int) -> None:
-    """In a new process: so many threads, and an end when the process that started it is killed."""
+def _workers(device: str) -> multiprocessing.context.BaseContext:
+    """How a worker comes to be: a child forked from here would inherit torch's threads, in whatever state they are.
+
+    So a server that has imported all this, and computed nothing, forks workers at once. Where there is none, and on a GPU,
+    whose driver minds forks, each begins from nothing.
+    """
+    if device != "cpu" or "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "isaac_lab.workloads.mlp", "isaac_lab.workloads.resnet"])
+    return context
+
+
+def _begin(threads: int, environment: Mapping[str, str]) -> None:
+    """In a new process: so many threads, the environment of now, and an end when the process that started it is killed."""
+    os.environ.update(environment)  # a server has that of when it began
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us will end us
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -245,7 +259,7 @@ def _ray(groups: Sequence[Group], store: Store, call: Call) -> None:
     try:
         options = {"num_cpus": 1, "num_gpus": int(call.device == "cuda"), "max_retries": RAY_RETRIES}
         remote = ray.remote(**options)(train_remotely)
-        tasks = {remote.remote(group, replace(call, progress=nobody)): group for group in groups}
+        tasks = {remote.remote(group, replace(call, until=None, progress=nobody)): group for group in groups}
         while tasks:
             (done,), _ = ray.wait(list(tasks), num_returns=1)
             group = tasks.pop(done)
@@ -263,9 +277,7 @@ def _ray(groups: Sequence[Group], store: Store, call: Call) -> None:
 def train_remotely(group: Group, call: Call) -> list[Record]:
     """What a Ray worker does; it has no folder in common with us, so it keeps no checkpoint."""
     torch.set_num_threads(1)
-    about = {**_origin(1, call.device, call.command), "executor": call.executor}
-    options = Options(call.device, call.tensor_cores, about=about)
-    return train(group, load(group[0], device=call.device, folder=call.folder), options)
+    return _train(group, None, call, nobody)
 
 
 #: Takes groups, the store of this process, and how.

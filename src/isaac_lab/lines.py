@@ -19,8 +19,6 @@ try:
 except ImportError:  # not on Windows; there nobody guards against two processes in one folder
     fcntl = None
 
-__all__ = ["append", "encode", "locked", "mend", "read"]
-
 _CHECK = re.compile(rb', "check": "([0-9a-f]{8})"\}$')
 _END = b"\n"
 _REMEDY = "Restore the file, or remove that line to run it again; all other lines can be read"

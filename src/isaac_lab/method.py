@@ -7,8 +7,6 @@ from types import MappingProxyType
 
 from isaac_lab.trial import Trial, TrialError
 
-__all__ = ["METHODS", "SHARED", "Method", "UnableError", "capturable", "check", "find", "missing"]
-
 
 class UnableError(TrialError):
     """A method that cannot train this network; the message says why."""

@@ -7,8 +7,6 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["AUTOENCODER", "EncoderClassifier", "ResNet18", "relu_layers", "relu_network"]
-
 #: Layer sizes of the paper's auto-encoder, which is that of Botev et al. (2017).
 AUTOENCODER = (784, 1000, 500, 30, 500, 1000, 784)
 

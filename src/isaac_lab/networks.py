@@ -15,8 +15,6 @@ from isaac_lab.methods.optimizers import stacked
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import Workload
 
-__all__ = ["WARM_UP", "Alone", "Graphs", "Stacked", "alike", "can_stack"]
-
 #: Steps that run as they are before a CUDA graph is captured.
 WARM_UP = 3
 

@@ -15,8 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["GivenNormal", "GivenUniform", "generator"]
-
 
 def generator(*names: object, device: str = "cpu") -> torch.Generator:
     """A generator whose numbers these names decide."""
@@ -25,24 +23,33 @@ def generator(*names: object, device: str = "cpu") -> torch.Generator:
 
 
 @dataclass(frozen=True)
-class GivenUniform:
-    """The likelihood of a mean cross-entropy, with labels drawn by inverting their distribution at given uniform numbers.
+class _Given:
+    """The likelihood of a mean loss, with labels that given numbers decide."""
+
+    numbers: Tensor
+    reduction: Literal["mean"] = "mean"
+
+    def terms(self, output: Tensor) -> int:
+        """Examples."""
+        return output.shape[0]
+
+    def root(self, output: Tensor) -> Iterator[Tensor]:
+        """Not needed: the laboratory draws."""
+        raise NotImplementedError("these numbers are for a sampled output curvature, not an exact one")
+
+
+class GivenUniform(_Given):
+    """Of a mean cross-entropy: labels are drawn by inverting their distribution at uniform numbers.
 
     Args:
-        numbers: Between 0 and 1; one for each example of the batch, shared by all copies, or for each copy and example.
+        numbers: Between 0 and 1 (*copies batch); one for each example of the batch, shared by all copies, or for each
+            copy and example.
     """
-
-    numbers: Float[Tensor, "*copies batch"]
-    reduction: Literal["mean"] = "mean"
 
     @staticmethod
     def draw(batch: int, outputs: int, random: torch.Generator) -> Float[Tensor, " batch"]:
         """Numbers for one step."""
         return torch.rand(batch, generator=random, device=random.device)
-
-    def terms(self, output: Tensor) -> int:
-        """Examples."""
-        return output.shape[0]
 
     def sample(self, output: Float[Tensor, "rows classes"]) -> Float[Tensor, "rows classes"]:
         """The softmax minus one at the label drawn; rows are those of one batch, or of a batch for each copy."""
@@ -52,37 +59,22 @@ class GivenUniform:
         label = (p.cumsum(1) <= numbers).sum(1, keepdim=True).clamp_max(output.shape[1] - 1)
         return p.scatter_add(1, label, torch.full_like(numbers, -1.0))
 
-    def root(self, output: Tensor) -> Iterator[Tensor]:
-        """Not needed: the laboratory draws."""
-        raise NotImplementedError("these numbers are for a sampled output curvature, not an exact one")
 
-
-@dataclass(frozen=True)
-class GivenNormal:
-    """The likelihood of a mean squared error, with given normal numbers.
+class GivenNormal(_Given):
+    """Of a mean squared error.
 
     Args:
-        numbers: Standard normal; one for each output of each example, shared by all copies, or for each copy too.
+        numbers: Standard normal (*copies batch outputs); one for each output of each example, shared by all copies, or
+            for each copy too.
     """
-
-    numbers: Float[Tensor, "*copies batch outputs"]
-    reduction: Literal["mean"] = "mean"
 
     @staticmethod
     def draw(batch: int, outputs: int, random: torch.Generator) -> Float[Tensor, "batch outputs"]:
         """Numbers for one step."""
         return torch.randn(batch, outputs, generator=random, device=random.device)
 
-    def terms(self, output: Tensor) -> int:
-        """Examples."""
-        return output.shape[0]
-
     def sample(self, output: Float[Tensor, "rows outputs"]) -> Float[Tensor, "rows outputs"]:
         """The numbers, scaled to the root of the Hessian, 2 / outputs · I."""
         batch, outputs = self.numbers.shape[-2:]
         numbers = self.numbers.expand(output.shape[0] // batch, -1, -1).reshape(-1, outputs)
         return numbers * math.sqrt(2 / outputs)
-
-    def root(self, output: Tensor) -> Iterator[Tensor]:
-        """Not needed: the laboratory draws."""
-        raise NotImplementedError("these numbers are for a sampled output curvature, not an exact one")

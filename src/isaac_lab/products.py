@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["float32_products", "threads"]
-
 
 @contextlib.contextmanager
 def float32_products(*, tensor_cores: bool) -> Iterator[None]:

@@ -13,8 +13,6 @@ from rich.progress import Progress as RichProgress
 from isaac_lab.record import Record
 from isaac_lab.trial import Trial
 
-__all__ = ["Display", "Update", "display", "measured", "nobody"]
-
 
 @dataclass(frozen=True)
 class Update:
@@ -84,15 +82,7 @@ class Display:
                 self._bars.remove_task(self._tasks.pop(update.trials))
                 if self._all is not None:
                     self._bars.update(self._all, completed=self._done, text=self._left())
-            for record in update.ended[:1]:
-                lost = sum(not one.finished for one in update.ended)
-                ended = f"{lost} of {len(update.ended)} diverged" if len(update.ended) > 1 else record.status
-                last = {name: value for name, value in (record.points[-1] if record.points else {}).items() if name != "step"}
-                words = ", ".join(
-                    f"{name.replace('_', ' ')} {value:.4g}" for name, value in last.items() if isinstance(value, int | float)
-                )
-                shown = f"{words}" if record.finished and len(update.ended) == 1 else ended
-                self.say(f"  {self._done} of {self._total}: {title}: {shown}{self._left()}")
+            self.say(f"  {self._done} of {self._total}: {title}: {_end(update.ended)}{self._left()}")
 
     def _left(self) -> str:
         if not self._done or self._done >= self._total:
@@ -120,3 +110,14 @@ Progress = Callable[[Update], object]
 def _title(trials: Sequence[Trial]) -> str:
     first = trials[0]
     return first.title if len(trials) == 1 else f"{first.workload} {first.method}: {len(trials)} networks at once"
+
+
+def _end(ended: Sequence[Record]) -> str:
+    """The last measurement of a run; of several that were trained together, how many diverged."""
+    if len(ended) > 1:
+        return f"{sum(not record.finished for record in ended)} of {len(ended)} diverged"
+    (record,) = ended
+    if not record.finished:
+        return record.status
+    last = {name: value for name, value in record.points[-1].items() if name != "step"} if record.points else {}
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in last.items() if isinstance(value, int | float))

@@ -15,8 +15,6 @@ from isaac_lab import lines
 from isaac_lab.records import StoreError, write_whole
 from isaac_lab.trial import Trial, TrialError
 
-__all__ = ["Checkpoint", "Point", "Record", "Store", "StoreError", "read_json", "rounded"]
-
 FORMAT = "isaac-newton trials 1"
 TIMES = "isaac-newton times 1"
 #: What is known of a network when it is measured: the step, losses, scores; None for what is no number.

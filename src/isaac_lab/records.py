@@ -14,8 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["StoreError", "installed", "origin", "plain", "read", "write", "write_whole"]
-
 
 class StoreError(Exception):
     """Records that cannot be read, gone on with, or written; the message says which and what to do."""
@@ -79,8 +77,17 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def read(directory: Path) -> dict[str, dict[str, Any]]:
-    """All records of a directory by file name, oldest first."""
-    found = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("*.json"))}
+    """All records of a directory by file name, oldest first.
+
+    Raises:
+        StoreError: One of them is damaged.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(directory.glob("*.json")):
+        try:
+            found[path.name] = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise StoreError(f"cannot read {path}: {error}. Restore the file, or measure again") from None
     return dict(sorted(found.items(), key=lambda item: str(item[1].get("time", ""))))
 
 

@@ -8,8 +8,6 @@ from scipy import stats
 from sklearn import metrics
 from torch import Tensor
 
-__all__ = ["accuracy", "f1", "matthews", "pearson", "spearman"]
-
 
 def accuracy(predicted: Num[Tensor, " n"], labels: Num[Tensor, " n"]) -> float:
     """The share of predictions that are right."""

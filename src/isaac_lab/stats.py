@@ -8,8 +8,6 @@ from typing import Any
 
 from scipy import stats
 
-__all__ = ["LEVEL", "Difference", "against", "contrast", "exceeds", "holm", "interval", "sample"]
-
 #: A difference counts below this p.
 LEVEL = 0.05
 

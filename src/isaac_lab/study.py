@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from isaac_lab.record import Record
 from isaac_lab.trial import Trial
 
-__all__ = ["Arm", "Kept", "Result", "Search", "lowest", "resolve"]
-
 
 class Kept(Protocol):
     """Where records are found."""
@@ -99,6 +97,15 @@ def resolve(arm: Arm, kept: Kept) -> Result:
     found = {trial: kept.get(trial) for trial in finals}
     runs = tuple(record for record in found.values() if record is not None)
     return Result(best, tuple(tried), runs, due or tuple(trial for trial, record in found.items() if record is None))
+
+
+def by_seed(seeds: int, runs: Callable[[int], Sequence[Trial]]) -> list[Arm]:
+    """An arm for each seed: every method at one before the next, so that a slow minute of the machine strikes all of them."""
+
+    def arm(seed: int) -> Arm:
+        return Arm(f"seed {seed}", lambda _: runs(seed))
+
+    return [arm(seed) for seed in range(seeds)]
 
 
 def outstanding(arms: Sequence[Arm], kept: Kept) -> list[Trial]:

@@ -3,7 +3,6 @@
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import torch
 from isaac_lab import method, methods
 from isaac_lab.bench import timing
 from isaac_lab.networks import WARM_UP, Graphs
-from isaac_lab.products import float32_products, threads
+from isaac_lab.products import float32_products
+from isaac_lab.products import threads as threads
 from isaac_lab.records import origin
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
-
-__all__ = ["measure", "seconds", "start", "threads"]
 
 #: Seconds of a method's turn: several of the longest periods in which a method does something once.
 TURN = 0.2
@@ -71,17 +69,8 @@ def measure(
             per_turn = timings.steps_per_turn
             for name, values in timings.seconds.items():
                 seconds[name] += values
-    ratios = timing.ratios(seconds, next(iter(able)))
-    entries = [
-        {
-            "name": name,
-            "trial": trials[name].as_json(),
-            "seconds_per_step": asdict(timing.spread(values)),
-            "ratio": asdict(timing.spread(ratios[name])),
-            "steps_per_turn": per_turn[name],
-        }
-        for name, values in seconds.items()
-    ]
+    found = timing.entries(seconds, per_turn)
+    entries = [{"name": name, "trial": trials[name].as_json(), **entry} for name, entry in found.items()]
     packages = dict.fromkeys(["torch", *(method.find(trial.method)[0].package for trial in able.values())])
     return {
         "kind": "times of trials",

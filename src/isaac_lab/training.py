@@ -10,20 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from isaac_lab import method
 from isaac_lab.networks import Alone, Stacked
 from isaac_lab.products import float32_products
-from isaac_lab.record import Checkpoint, Record, StoreError, rounded
+from isaac_lab.record import Checkpoint, Record, rounded
+from isaac_lab.records import StoreError
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import Workload
-
-__all__ = ["Options", "StoppedError", "Training", "train"]
 
 #: A run with a larger training loss, or one that is no number, has diverged.
 LARGEST_LOSS = 1e6
@@ -50,38 +49,6 @@ class Options:
     seconds: float = 30.0
     until: float | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Training(Protocol):
-    """One network or many: all that the loop needs."""
-
-    @property
-    def model(self) -> nn.Module:
-        """What is measured."""
-
-    def batches(self, epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        """The inputs of each step of an epoch."""
-
-    def step(self, *batch: Tensor) -> object:
-        """Train on a batch."""
-
-    def set_rate(self, share: float) -> None:
-        """Set the learning rates to this share of their largest."""
-
-    def measure(self) -> list[dict[str, float]]:
-        """Of each network."""
-
-    def freeze(self, number: int) -> None:
-        """Training goes on without this network."""
-
-    def state(self) -> dict[str, Any]:
-        """All that changes."""
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
-
-    def weights(self, number: int) -> list[Tensor]:
-        """Of one network, in turn."""
 
 
 def train(
@@ -115,7 +82,7 @@ class _Loop:
         self._trials, self._first, self._workload = trials, trials[0], workload
         self._options, self._checkpoint = options, checkpoint
         saved = checkpoint.load() if checkpoint is not None else None
-        self._training: Training = (Stacked if len(trials) > 1 else Alone)(trials, workload, options.device)
+        self._training: Alone | Stacked = (Stacked if len(trials) > 1 else Alone)(trials, workload, options.device)
         self.done, self._seconds = 0, 0.0
         self._gone = [False] * len(trials)
         self._columns: list[dict[str, list[Any]]] = [{"step": []} for _ in trials]

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
-__all__ = ["SCHEDULES", "SPLITS", "Settings", "Trial", "TrialError", "Value", "parse"]
-
 Value: TypeAlias = str | int | float | bool | tuple[int, ...]
 #: Names and values, sorted by name.
 Settings: TypeAlias = tuple[tuple[str, Value], ...]

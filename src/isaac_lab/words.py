@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["number", "percent", "spread", "times"]
-
 #: What rounding leaves of equal numbers.
 NOTHING = 1e-12
 
@@ -40,3 +38,13 @@ def times(ratio: float | None) -> str:
 def percent(value: float | None, digits: int = 2) -> str:
     """A share of 1."""
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
+
+
+def damping(value: float) -> str:
+    """λ, of which infinity is the plain gradient."""
+    return "∞" if value == math.inf else f"{value:g}"
+
+
+def versions_of(record: Mapping[str, Any]) -> str:
+    """Of the packages that were installed where a record was made."""
+    return ", ".join(f"{name} {version}" for name, version in (record.get("versions") or {}).items() if version)

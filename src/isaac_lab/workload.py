@@ -5,7 +5,8 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
 
 from isaac_lab.trial import Settings, Trial, TrialError
 
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     import isaac_newton as isaac
-
-__all__ = ["HALF", "WORKLOADS", "Workload", "load", "registered", "seeded"]
 
 #: How a network runs on CUDA where it does not run in float32.
 HALF = "bfloat16 autocast, float32 weights, TF32 in what stays float32"
@@ -27,7 +26,7 @@ WORKLOADS: Mapping[str, str] = {
     "mnist-autoencoder": "mlp",
     "fashion-autoencoder": "mlp",
     "cifar-resnet18": "resnet",
-    "char-gpt": "gpt",
+    "char-gpt": "characters",
     "cola": "glue",
     "mrpc": "glue",
     "stsb": "glue",
@@ -36,8 +35,8 @@ WORKLOADS: Mapping[str, str] = {
     "mnist-vae": "vae",
     "deep-autoencoder": "autoencoder",
     "cifar-vit": "vit",
-    "nano-gpt": "gpt",
-    "char-lstm": "lstm",
+    "nano-gpt": "characters",
+    "char-lstm": "characters",
     "fourier-field": "field",
     "siren": "field",
     "photograph": "field",
@@ -73,7 +72,7 @@ class Workload(abc.ABC):
     checksum: str = ""
     batch: int
     quantity: str = "train_loss"
-    metrics: ClassVar[Mapping[str, str]] = {}
+    metrics: Mapping[str, str] = MappingProxyType({})
     flat: bool = False
     last: str
     steps: int
@@ -123,13 +122,14 @@ class Workload(abc.ABC):
         raise TrialError(f"{self.title} draws no labels: ζ and K-FAC are for chains of linear layers")
 
 
-#: `factory(small, device, folder, **variant)`, and what may be in the variant; "split" where examples can be cut for searches.
-_Factory = Callable[..., Workload]
-_FACTORIES: dict[str, tuple[_Factory, tuple[str, ...]]] = {}
+#: `factory(small, device, folder, **variant)`: whether it has its small form, "cpu" or "cuda", where data are looked for first;
+#: and what may be in the variant, with "split" where examples can be cut for searches.
+_Factory = TypeVar("_Factory", bound=Callable[..., Workload])
+_FACTORIES: dict[str, tuple[Callable[..., Workload], tuple[str, ...]]] = {}
 
 
 def registered(name: str, *variant: str) -> Callable[[_Factory], _Factory]:
-    """Make a factory known, with what may be in its variant."""
+    """Make a factory or a class known, with what may be in its variant."""
 
     def register(factory: _Factory) -> _Factory:
         _FACTORIES[name] = factory, variant

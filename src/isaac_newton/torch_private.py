@@ -5,6 +5,7 @@ All were tried with torch 2.9.1, 2.10.0, 2.11.0, 2.13.0 and 2.15.0. Nothing else
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.autograd import forward_ad
 
 __all__ = [
     "BATCH_NORMS",
+    "PARALLELIZED",
     "RECURRENT_KERNELS",
     "REPLICATE",
     "after_backward",
@@ -21,10 +23,12 @@ __all__ = [
     "call",
     "convolution_gradients",
     "current_pass",
+    "detached",
     "differentiates_forward",
     "first_global_row",
     "full_precision",
     "has_values",
+    "hint",
     "is_autocast_on",
     "is_flattened",
     "is_hooked",
@@ -41,7 +45,9 @@ __all__ = [
     "saves_elsewhere",
     "sparse_parts",
     "version",
+    "while_compiling",
     "will_compute",
+    "will_compute_each",
 ]
 
 _C: Any = torch._C
@@ -59,6 +65,8 @@ is_transformed: Callable[[], bool] = _C._are_functorch_transforms_active
 
 #: The common base of torch's batch norms.
 BATCH_NORMS: type[nn.Module] = nn.modules.batchnorm._NormBase
+#: Modules that tensor parallelism has changed have this attribute; FSDP2 leaves its shards in others.
+PARALLELIZED = "_distribute_module_applied"
 #: Under this name recurrent layers look their kernels up, once torch has checked what they were given.
 RECURRENT_KERNELS = "_VF"
 
@@ -69,6 +77,14 @@ def will_compute(node: Any) -> bool:
         return node is None or bool(_C._will_engine_execute_node(node))
     except RuntimeError:
         return True  # torch raises where `autograd.grad` asks for that very leaf
+
+
+def will_compute_each(nodes: Sequence[Any]) -> list[bool]:
+    """`will_compute` of each, in a fraction of the time."""
+    try:
+        return [node is None or bool(_C._will_engine_execute_node(node)) for node in nodes]
+    except RuntimeError:
+        return [will_compute(node) for node in nodes]
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -87,6 +103,18 @@ def has_values(x: Tensor) -> bool:
     return not (torch.compiler.is_compiling() or _C._functorch.is_functorch_wrapped_tensor(x))
 
 
+def hint(size: Any) -> int:
+    """A dynamic size, in the batch for which code is compiled."""
+    return int(size.node.hint)
+
+
+def while_compiling(function: Callable[[Any], None]) -> None:
+    """Call it when the compiler reads this. Its argument has the caller's variables, as `get_local(name, stacklevel=1)`."""
+    from torch._dynamo.comptime import comptime  # importing the compiler takes a second, and here it is there
+
+    comptime(function)
+
+
 def is_one_of_many(x: Tensor) -> bool:
     """Whether this is a gradient under `is_grads_batched=True`, which has a dimension that it does not show."""
     return bool(_C._functorch.is_legacy_batchedtensor(x))
@@ -97,9 +125,17 @@ def differentiates_forward() -> bool:
     return forward_ad._current_level >= 0
 
 
-def version(x: Tensor) -> int:
-    """How often a tensor was changed in place."""
-    return x._version
+#: How often a tensor was changed in place.
+version: Callable[[Tensor], int] = attrgetter("_version")
+
+
+def detached(x: Tensor) -> Tensor:
+    """The tensor without its graph, also where torch is tracing something else at this moment: graphs may go anywhere."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), temporarily_clear_interpreter_stack():
+        return x.detach()
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
@@ -117,9 +153,8 @@ def replica_of(module: nn.Module) -> nn.Module:
     return replica
 
 
-def base(x: Tensor) -> Tensor | None:
-    """The tensor that this one is a view of."""
-    return x._base
+#: The tensor that a tensor is a view of.
+base: Callable[[Tensor], Tensor | None] = attrgetter("_base")
 
 
 def raw_stream(device: int) -> int:
@@ -148,8 +183,8 @@ def may_be_watched(module: nn.Module) -> bool:
 
     Backward hooks of the module may read `.grad`. Hooks on saved tensors own the input. Tangents pass one weight at a time.
     """
-    hooked = module._backward_hooks or module._backward_pre_hooks
-    return bool(hooked or saves_elsewhere() or forward_ad._current_level >= 0)
+    hooked = module._backward_hooks or module._backward_pre_hooks or forward_ad._current_level >= 0
+    return bool(hooked or _C._autograd._top_saved_tensors_default_hooks(False) is not None)
 
 
 def remove_forward_pre_hooks(module: nn.Module, chosen: Callable[[Any], bool]) -> None:

@@ -16,11 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 import isaac_newton as isaac
+
+#: What `attach(model)` does, with fewer rows.
+AUTOMATIC = {"damping": "auto", "max_rows": 8, "keep_norm": True}
 
 
 class Convolutions(nn.Module):
@@ -80,6 +85,17 @@ class Cells(nn.Module):
         return self.rnn(self.gru(self.lstm(x)[0]))
 
 
+class Attention(nn.Module):
+    """Three layers that receive one tensor, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = nn.Linear(9, 12), nn.Linear(9, 12), nn.Linear(9, 12), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(torch.tanh(self.q(x) * self.k(x)) + self.v(x))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 3))
 
@@ -116,10 +132,32 @@ def tokens(count: int) -> Tensor:
     return torch.randint(11, (count, 6))
 
 
+class Kept:
+    """A backend that runs graphs as they are, and counts operators in those of forward and of backward passes."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[str, list[Any]] = {"forward": [], "backward": []}
+        keep = {"fw_compiler": self._keeper("forward"), "bw_compiler": self._keeper("backward")}
+        self.backend = aot_autograd(**keep, partition_fn=min_cut_rematerialization_partition)
+
+    def _keeper(self, kind: str) -> Callable[..., Any]:
+        def keep(graph: Any, inputs: object) -> Any:
+            self.graphs[kind].append(graph)
+            return make_boxed_func(graph.forward)
+
+        return keep
+
+    def count(self, kind: str) -> dict[str, int]:
+        """Operators of ours, by name, in the graph that was compiled last."""
+        names = [str(node.target) for node in self.graphs[kind][-1].graph.nodes]
+        ours = [name.split(".")[1] for name in names if name.startswith("isaac_newton.")]
+        return {name: ours.count(name) for name in ours}
+
+
 class Pair:
     """An attached model, compiled, and its eager twin."""
 
-    def __init__(self, make: Callable[[], nn.Module], *, backend: str = "aot_eager", fullgraph: bool = True, **options: Any):
+    def __init__(self, make: Callable[[], nn.Module], *, backend: Any = "aot_eager", fullgraph: bool = True, **options: Any):
         torch._dynamo.reset()
         counters.clear()
         torch.manual_seed(0)
@@ -158,11 +196,40 @@ class Pair:
         return {"error": self.error, "breaks": breaks, "graphs": counters["stats"]["unique_graphs"], **more}
 
 
-def sizes(make: Callable[[], nn.Module], batch: Callable[[int], Tensor], counts: Sequence[int] = (7, 5, 9)) -> dict[str, Any]:
-    pair = Pair(make)
+def sizes(
+    make: Callable[[], nn.Module], batch: Callable[[int], Tensor], counts: Sequence[int] = (7, 5, 9), **options: Any
+) -> dict[str, Any]:
+    pair = Pair(make, **options)
     for count in counts:
         pair.step(batch(count))
     return pair.found()
+
+
+def seen_through() -> dict[str, Any]:
+    kept = Kept()
+    pair = Pair(bert, backend=kept.backend, **AUTOMATIC)
+    for _ in range(2):
+        pair.step(tokens(7))
+    return pair.found(forward=kept.count("forward"), backward=kept.count("backward"))
+
+
+def changes() -> dict[str, Any]:
+    """Of λ and of the batch, in every step."""
+    pair = Pair(Attention, **AUTOMATIC)
+    for number in range(20):
+        for handle in pair.handles:
+            handle.damping = isaac.Relative(0.02 * (number + 1), to="largest")
+        pair.step(vectors((20, 25, 31, 17, 40)[number % 5]))
+    return pair.found(passes=[handle.backward_passes for handle in pair.handles])
+
+
+def checkpointed() -> dict[str, Any]:
+    class Checkpointed(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+            return output
+
+    return sizes(Checkpointed, vectors, [20, 20], **AUTOMATIC)
 
 
 def with_options(**options: Any) -> dict[str, Any]:
@@ -219,9 +286,26 @@ def damping_schedule() -> dict[str, Any]:
 
 
 def statistics() -> dict[str, Any]:
-    pair = Pair(mlp)
+    pair, automatic = Pair(mlp), Pair(mlp, **AUTOMATIC)
     with pair.handles[0].inspecting(), pair.handles[1].inspecting():
         pair.step(vectors(5))
+    for _ in range(2):
+        automatic.step(vectors(20))
+    return pair.found(same=_same_statistics(pair) and _same_statistics(automatic))
+
+
+def digits() -> dict[str, Any]:
+    """Of float32 numbers, with a λ that leaves next to nothing of a gradient."""
+    pair = Pair(mlp, damping=isaac.Relative(5e-5, to="largest"), max_rows=8)
+    pair.models[0].float()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        pair.compiled(vectors(20).float()).square().sum().backward()
+    lost = {name: value.fallbacks for name, value in pair.handles[0].statistics.items()}
+    return pair.found(lost=lost, said=[str(warning.message) for warning in said])
+
+
+def _same_statistics(pair: Pair) -> bool:
     same = True
     for name, value in pair.handles[0].statistics.items():
         for field in dataclasses.fields(value):
@@ -231,7 +315,7 @@ def statistics() -> dict[str, Any]:
                 same = same and math.isclose(one, other, rel_tol=1e-12)
             elif field.name != "_inspected":
                 same = same and one == other
-    return pair.found(same=same)
+    return same
 
 
 def scaled_cross_entropy(handle: isaac.Handle, output: Tensor) -> None:
@@ -303,16 +387,17 @@ def autocast() -> dict[str, Any]:
 
 def two_layers_of_one_code() -> dict[str, Any]:
     """Each block compiled by itself: one piece of code, several layers."""
-    pair = Pair(lambda: nn.Sequential(*[nn.Sequential(nn.Linear(9, 9), nn.Tanh()) for _ in range(4)]))
+    pair = Pair(lambda: nn.Sequential(*[nn.Sequential(nn.Linear(9, 9), nn.Tanh()) for _ in range(4)]), **AUTOMATIC)
     pair.compiled = nn.Sequential(*[torch.compile(block, backend="aot_eager", fullgraph=True) for block in pair.models[0]])
-    pair.step(vectors(5))
-    return pair.found()
+    for _ in range(2):
+        pair.step(vectors(20))
+    return pair.found(same=_same_statistics(pair))
 
 
 def inductor() -> dict[str, Any]:
     if torch.__version__.startswith(("2.9.", "2.10.")):
         return {"skipped": "inductor of torch 2.9 and 2.10 fails on attention in float64, attached or not"}
-    pair = Pair(Mixed, backend="inductor")
+    pair = Pair(Mixed, backend="inductor", **AUTOMATIC)
     for _ in range(2):
         pair.step(tokens(5))
     return pair.found()
@@ -325,7 +410,8 @@ GROUPS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         "encoder": lambda: sizes(Encoder, tokens),
         "cells": lambda: sizes(Cells, vectors),
         "recurrent": recurrent,
-        "bert": lambda: sizes(bert, tokens, [7]),
+        "automatic": lambda: sizes(Attention, vectors, (20, 17, 31), **AUTOMATIC),
+        "bert": seen_through,
         "gpt2": lambda: sizes(gpt2, tokens, [7]),
         "inductor": inductor,
     },
@@ -335,10 +421,14 @@ GROUPS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         "joint": lambda: with_options(bias="joint", damping=isaac.Relative(0.2)),
         "step": lambda: with_options(when="step"),
         "step with an average": lambda: with_options(when="step", decay=0.5, power=0.5, bias="joint", sharing="reduce"),
+        "step, gathered now and then": lambda: with_options(when="step", decay=0.5, refresh=2, gather=1, warm_up=1),
         "mask": masked,
         "damping": damping_changes,
         "schedule": damping_schedule,
+        "changes": changes,
+        "checkpointed": checkpointed,
         "statistics": statistics,
+        "digits": digits,
         "empirical": empirical,
         "sampled": sampled,
         "drawn": drawn,

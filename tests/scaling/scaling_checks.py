@@ -26,20 +26,13 @@ from tallies import (
 
 from isaac_lab.bench import timing
 from isaac_lab.records import origin, write
-from isaac_lab.scaling import (
-    AUTOMATIC,
-    H100,
-    Layer,
-    Machine,
-    Setting,
-    Shape,
-    Workload,
+from isaac_lab.scaling.compute import operations, plain_flops
+from isaac_lab.scaling.overhead import AUTOMATIC, overhead
+from isaac_lab.scaling.sizes import H100, Layer, Machine, Setting, Shape, Workload
+from isaac_lab.scaling.storage import (
     gathered_bytes,
     lasting_bytes,
-    operations,
-    overhead,
     plain_bytes_moved,
-    plain_flops,
     summed_bytes,
     temporary_at_step,
     temporary_in_backward,

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import isaac_newton as isaac
-from isaac_lab.scaling import Setting, Shape, Workload
+from isaac_lab.scaling.sizes import Setting, Shape, Workload
 
 __all__ = ["Gpt", "Trainer", "attached"]
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from isaac_lab.bench.memory import MARK, peak_of_trace
-from isaac_lab.scaling import Layer, Setting, Shape, Workload
+from isaac_lab.scaling.sizes import Layer, Setting, Shape, Workload
 from isaac_newton.api import step
 from isaac_newton.core.clock import Clock
 

@@ -15,23 +15,10 @@ from typer.testing import CliRunner
 
 from isaac_lab.bench import counting
 from isaac_lab.commands.scaling import scaling
-from isaac_lab.scaling import (
-    H100,
-    LIMIT,
-    SHAPES,
-    Machine,
-    Setting,
-    Shape,
-    Workload,
-    best,
-    lasting_bytes,
-    operations,
-    overhead,
-    plain_bytes_moved,
-    plain_flops,
-    plain_seconds,
-    summed_bytes,
-)
+from isaac_lab.scaling.compute import operations, plain_flops, plain_seconds
+from isaac_lab.scaling.overhead import LIMIT, best, overhead
+from isaac_lab.scaling.sizes import H100, SHAPES, Machine, Setting, Shape, Workload
+from isaac_lab.scaling.storage import lasting_bytes, plain_bytes_moved, summed_bytes
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results" / "scaling" / "checks.json"

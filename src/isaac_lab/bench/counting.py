@@ -17,8 +17,6 @@ full. At batch 60 the step costs 1.42, 1.12, 1.03, 1.007 and 1.06 times the plai
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["conditioner", "gradient", "ratio"]
-
 
 def gradient(sizes: Sequence[int], batch: int) -> float:
     """Multiply-adds of a plain step of a chain of linear layers with these sizes."""

@@ -11,8 +11,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["attach_formula", "zeta_star_as_printed"]
-
 
 def zeta_star_as_printed(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], damping: float) -> Float[Tensor, "out in"]:
     """The printed form, term by term and in the precision of its arguments."""

@@ -6,13 +6,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from isaac_lab.bench.problems import BATCH, Problem
+from isaac_lab.bench.problems import BATCH, Problem, classes
 from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, Method, Step
 from isaac_lab.methods.optimizers import StackedSGD
 from isaac_lab.models import relu_layers
 from isaac_newton import Ensemble
-
-__all__ = ["GRID_METHODS", "grid_problem"]
 
 #: 13 values of λ_a times 13 of λ_g and ∞.
 COPIES = 182
@@ -25,11 +23,8 @@ def grid_problem(copies: int = COPIES) -> Problem:
     def build() -> nn.Module:
         return nn.ModuleList([relu_layers(SIZES) for _ in range(copies)])
 
-    def draw() -> tuple[Tensor, Tensor]:
-        return torch.rand(BATCH, SIZES[0]), torch.randint(SIZES[-1], (BATCH,))
-
     title = f"{copies} networks 5 layers × 400 at once"
-    return Problem(f"grid{copies}", title, BATCH, build, draw, nn.CrossEntropyLoss())
+    return classes(f"grid{copies}", title, BATCH, build, lambda: torch.rand(BATCH, SIZES[0]), SIZES[-1])
 
 
 def _stacked(model: nn.Module, loss_fn: nn.Module, damping: float, *, inputs: bool, outputs: bool) -> Step:

@@ -22,8 +22,6 @@ from isaac_lab.bench.modes import Mode
 from isaac_lab.bench.problems import TABLE2, Problem
 from isaac_lab.bench.steps import METHODS, Method
 
-__all__ = ["cpu_peak", "cuda_peak", "peak_of_trace", "profiled_peak"]
-
 WARM_UP = 3
 MARK = "measured step"
 

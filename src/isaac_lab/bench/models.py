@@ -14,11 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
-from isaac_lab.bench.problems import Problem
+from isaac_lab.bench.problems import Problem, chain, classes
 from isaac_lab.bench.steps import BASELINE, Method, Step
-from isaac_lab.models import relu_layers
-
-__all__ = ["MODEL_METHODS", "device_work", "models"]
 
 #: Small, so that the numbers stay about as they are.
 _RATE = 1e-5
@@ -122,7 +119,7 @@ def models(device: str) -> dict[str, Problem]:
         _images(
             "resnet50",
             "ResNet-50" if on_gpu else "ResNet",
-            lambda: _last(tf.ResNetForImageClassification(tf.ResNetConfig(**resnet))),
+            lambda: tf.ResNetForImageClassification(tf.ResNetConfig(**resnet)),
             4 * size.batch,
             size.image,
         ),
@@ -172,11 +169,10 @@ def _title(title: str, batch: int, size: object) -> str:
 
 
 def _tokens(name: str, title: str, build: Callable[[], nn.Module], batch: int, length: int) -> Problem:
-    def draw() -> tuple[Tensor, Tensor]:
-        return torch.randint(5, 30000, (batch, length)), torch.randint(2, (batch,))
-
     whole = _title(title, batch, length)
-    return Problem(name, whole, batch, lambda: _Logits(build(), "input_ids"), draw, nn.CrossEntropyLoss())
+    return classes(
+        name, whole, batch, lambda: _Logits(build(), "input_ids"), lambda: torch.randint(5, 30000, (batch, length)), 2
+    )
 
 
 def _language(name: str, build: Callable[[], nn.Module], batch: int, length: int) -> Problem:
@@ -188,24 +184,16 @@ def _language(name: str, build: Callable[[], nn.Module], batch: int, length: int
 
 
 def _images(name: str, title: str, build: Callable[[], nn.Module], batch: int, size: int) -> Problem:
-    def draw() -> tuple[Tensor, Tensor]:
-        x = torch.rand(batch, 3, size, size)
-        return x.to(memory_format=torch.channels_last) if name == "resnet50" else x, torch.randint(1000, (batch,))
-
+    last = torch.channels_last if name == "resnet50" else torch.contiguous_format
     whole = _title(title, batch, f"{size}²")
-    return Problem(name, whole, batch, lambda: _Logits(build(), "pixel_values"), draw, nn.CrossEntropyLoss())
 
+    def inputs() -> Tensor:
+        return torch.rand(batch, 3, size, size).to(memory_format=last)
 
-def _last(model: nn.Module) -> nn.Module:
-    changed: Any = model
-    result: nn.Module = changed.to(memory_format=torch.channels_last)
-    return result
+    # Torch's annotations of `Module.to` leave the memory format out.
+    return classes(name, whole, batch, lambda: _Logits(build(), "pixel_values").to(memory_format=last), inputs, 1000)  # type: ignore[call-overload]
 
 
 def _mlp(width: int, batch: int) -> Problem:
-    def draw() -> tuple[Tensor, Tensor]:
-        return torch.rand(batch, 784), torch.randint(10, (batch,))
-
-    sizes = (784, *[width] * 4, 10)
     title = f"MLP 784-{width}⁴-10, batch {batch}"
-    return Problem(f"mlp-{batch}", title, batch, lambda: relu_layers(sizes), draw, nn.CrossEntropyLoss(), sizes)
+    return chain((784, *[width] * 4, 10), batch, name=f"mlp-{batch}", title=title, classified=True)

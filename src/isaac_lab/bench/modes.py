@@ -11,8 +11,6 @@ from isaac_lab.bench.problems import Problem
 from isaac_lab.bench.steps import Method
 from isaac_lab.products import threads
 
-__all__ = ["Mode", "modes"]
-
 #: Their inverses read an error flag back from the device, which a CUDA graph cannot.
 NOT_CAPTURED = ("paper", "kfac")
 

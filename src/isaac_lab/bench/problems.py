@@ -1,7 +1,7 @@
 """What a step is measured on: a network, a fixed random batch for it, and a loss."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from isaac_lab.models import AUTOENCODER, EncoderClassifier, ResNet18, relu_layers
-
-__all__ = ["BATCH", "TABLE2", "Problem", "chain", "encoder", "resnet"]
 
 #: The paper's.
 BATCH = 60
@@ -47,7 +45,14 @@ class Problem:
         return model.to(device), x.to(device), y.to(device)
 
 
-def chain(sizes: tuple[int, ...], batch: int, *, name: str, title: str, classes: bool = False) -> Problem:
+def classes(
+    name: str, title: str, batch: int, build: Callable[[], nn.Module], inputs: Callable[[], Tensor], outputs: int
+) -> Problem:
+    """Cross-entropy of so many outputs against random classes."""
+    return Problem(name, title, batch, build, lambda: (inputs(), torch.randint(outputs, (batch,))), nn.CrossEntropyLoss())
+
+
+def chain(sizes: tuple[int, ...], batch: int, *, name: str, title: str, classified: bool = False) -> Problem:
     """Linear layers with ReLU between them, on inputs in [0, 1].
 
     Args:
@@ -55,42 +60,35 @@ def chain(sizes: tuple[int, ...], batch: int, *, name: str, title: str, classes:
         batch: Samples in a batch.
         name: As in `Problem`.
         title: As in `Problem`.
-        classes: Cross-entropy against random classes; otherwise the mean squared error against numbers in [0, 1], which are
-            the inputs themselves where the sizes allow it.
+        classified: As in `classes`; otherwise the mean squared error against numbers in [0, 1], which are the inputs
+            themselves where the sizes allow it.
     """
+    build = partial(relu_layers, sizes)
+    if classified:
+        found = classes(name, title, batch, build, lambda: torch.rand(batch, sizes[0]), sizes[-1])
+        return replace(found, sizes=sizes)
 
     def draw() -> tuple[Tensor, Tensor]:
         x = torch.rand(batch, sizes[0])
-        if classes:
-            return x, torch.randint(sizes[-1], (batch,))
         return x, x.clone() if sizes[-1] == sizes[0] else torch.rand(batch, sizes[-1])
 
-    loss_fn = nn.CrossEntropyLoss() if classes else nn.MSELoss()
-    return Problem(name, title, batch, partial(relu_layers, sizes), draw, loss_fn, sizes)
+    return Problem(name, title, batch, build, draw, nn.MSELoss(), sizes)
 
 
 def encoder(*, batch: int = 8, length: int = 128) -> Problem:
     """Two layers in the shape of BERT-base."""
-
-    def draw() -> tuple[Tensor, Tensor]:
-        return torch.randint(30522, (batch, length)), torch.randint(2, (batch,))
-
     title = f"BERT-shaped, 2 layers, batch {batch}, length {length}"
-    return Problem("encoder", title, batch, EncoderClassifier, draw, nn.CrossEntropyLoss())
+    return classes("encoder", title, batch, EncoderClassifier, lambda: torch.randint(30522, (batch, length)), 2)
 
 
 def resnet(*, batch: int) -> Problem:
     """ResNet-18 on images of 32 × 32."""
-
-    def draw() -> tuple[Tensor, Tensor]:
-        return torch.rand(batch, 3, 32, 32), torch.randint(10, (batch,))
-
-    return Problem("resnet18", f"ResNet-18 (CIFAR), batch {batch}", batch, ResNet18, draw, nn.CrossEntropyLoss())
+    return classes("resnet18", f"ResNet-18 (CIFAR), batch {batch}", batch, ResNet18, lambda: torch.rand(batch, 3, 32, 32), 10)
 
 
 def _table2() -> dict[str, Problem]:
     problems = {
-        str(width): chain((784, *[width] * 4, 10), BATCH, name=str(width), title=f"5 layers × {width}", classes=True)
+        str(width): chain((784, *[width] * 4, 10), BATCH, name=str(width), title=f"5 layers × {width}", classified=True)
         for width in (100, 400, 1600, 6400)
     }
     return problems | {"autoencoder": chain(AUTOENCODER, BATCH, name="autoencoder", title="auto-encoder")}

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["BARS", "DAMPING", "PAPER", "Bar", "Published", "paper_ratio"]
-
 
 @dataclass(frozen=True)
 class Published:

@@ -1,7 +1,8 @@
 """The benchmarks: Table 2, scaling, shapes, models, the grid. Each yields one record per mode."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from isaac_lab.bench import counting, memory, timing
@@ -12,20 +13,6 @@ from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, res
 from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
 from isaac_lab.products import float32_products
 from isaac_lab.records import origin
-
-__all__ = [
-    "BENCHMARKS",
-    "Plan",
-    "case_count",
-    "choose",
-    "file_stem",
-    "grid",
-    "named",
-    "scaling",
-    "shapes",
-    "table2",
-    "user_models",
-]
 
 Record = dict[str, Any]
 
@@ -190,13 +177,7 @@ def file_stem(record: Record) -> str:
     return "-".join(parts)
 
 
-def _time(
-    problem: Problem,
-    methods: Mapping[str, Method],
-    mode: Mode,
-    plan: Plan,
-    limit: float = float("inf"),
-) -> Record:
+def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Plan, limit: float = math.inf) -> Record:
     """Every method on one problem: raw times of each round, and their summary."""
     plan.tick(problem.title, 0)
 
@@ -209,21 +190,13 @@ def _time(
             raise RuntimeError(f"the plain step of {problem.title} {skipped[BASELINE]}")
         timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait, tick=tick)
     skipped |= {name: f"left out: one step takes {seconds:.0f} s" for name, seconds in timings.too_slow.items()}
-    ratios = timing.ratios(timings.seconds, BASELINE)
-    results: list[Record] = []
-    for name in methods:
-        if name in skipped:
-            results.append({"name": name, "skipped": skipped[name]})
-            continue
-        results.append(
-            {
-                "name": name,
-                "seconds_per_step": asdict(timing.spread(timings.seconds[name])),
-                "ratio": asdict(timing.spread(ratios[name])),
-                "steps_per_turn": timings.steps_per_turn[name],
-                "seconds": timings.seconds[name],
-            }
-        )
+    found = timing.entries(timings.seconds, timings.steps_per_turn)
+    results = [
+        {"name": name, "skipped": skipped[name]}
+        if name in skipped
+        else {"name": name, **found[name], "seconds": timings.seconds[name]}
+        for name in methods
+    ]
     return {"name": problem.name, "title": problem.title, "batch": problem.batch, "methods": results}
 
 

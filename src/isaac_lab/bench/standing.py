@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 from isaac_lab.bench.published import BARS, DAMPING, Bar
 from isaac_lab.bench.steps import BASELINE
 
-__all__ = ["Standing", "standings"]
-
 Record = dict[str, Any]
 
 

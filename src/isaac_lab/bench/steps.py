@@ -13,8 +13,6 @@ from isaac_lab.methods.kfac import Kfac
 from isaac_lab.noise import GivenNormal, GivenUniform
 from isaac_lab.trial import Trial
 
-__all__ = ["BASELINE", "METHODS", "SHAPE_METHODS", "Method", "Step"]
-
 #: `step(x, y)` trains on one batch and returns the loss.
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 #: `method(model, loss_fn, damping)` prepares a model and returns its step.
@@ -27,18 +25,24 @@ BASELINE = "gradient"
 LEARNING_RATE = 0.001
 
 
-def gradient(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
-    """The plain gradient; `damping` is not used."""
+def _descent(model: nn.Module, loss_fn: nn.Module, backward: Callable[[Tensor, Tensor], object]) -> Step:
+    """SGD by the gradients that `backward(loss, output)` leaves."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss: Tensor = loss_fn(model(x), y)
-        loss.backward()
+        output = model(x)
+        loss: Tensor = loss_fn(output, y)
+        backward(loss, output)
         optimizer.step()
         return loss
 
     return step
+
+
+def gradient(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
+    """The plain gradient; `damping` is not used."""
+    return _descent(model, loss_fn, lambda loss, output: loss.backward())
 
 
 def paper(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
@@ -60,35 +64,19 @@ def attached(**options: Any) -> Method:
 def zeta(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
     """ζ by this library, with one sampled label per example."""
     handle = isaac.attach(model, damping=damping, output_damping=damping, samples=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        output = model(x)
-        loss: Tensor = loss_fn(output, y)
-        handle.backward(loss, output, loss_fn)
-        optimizer.step()
-        return loss
-
-    return step
+    return _descent(model, loss_fn, lambda loss, output: handle.backward(loss, output, loss_fn))
 
 
 def kfac(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
     """K-FAC with explicit factors and inverses, one sampled label per example."""
     conditioner = Kfac(model, None, Trial("mnist-mlp", "kfac", (("damping", damping),)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     squares = isinstance(loss_fn, nn.MSELoss)
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        output = model(x)
-        loss: Tensor = loss_fn(output, y)
+    def backward(loss: Tensor, output: Tensor) -> None:
         drawn = GivenNormal(torch.randn_like(output)) if squares else GivenUniform(torch.rand_like(output[:, 0]))
         conditioner.backward(loss, output, drawn)
-        optimizer.step()
-        return loss
 
-    return step
+    return _descent(model, loss_fn, backward)
 
 
 #: The columns of the paper's Table 2; "paper" and "zeta_star" compute the same.

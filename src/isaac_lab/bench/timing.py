@@ -3,10 +3,9 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import quantiles
-
-__all__ = ["Spread", "Timings", "measure", "ratios", "spread"]
+from typing import Any
 
 #: Seconds that one method's turn should take: long against the clock's resolution and the caches' warm-up.
 TURN = 0.05
@@ -83,6 +82,19 @@ def ratios(seconds: Mapping[str, Sequence[float]], baseline: str) -> dict[str, l
     """For each round, every method's time over the baseline's in the same round."""
     return {
         name: [own / plain for own, plain in zip(values, seconds[baseline], strict=True)] for name, values in seconds.items()
+    }
+
+
+def entries(seconds: Mapping[str, Sequence[float]], per_turn: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """What a record says of each method; ratios are relative to the first."""
+    relative = ratios(seconds, next(iter(seconds)))
+    return {
+        name: {
+            "seconds_per_step": asdict(spread(values)),
+            "ratio": asdict(spread(relative[name])),
+            "steps_per_turn": per_turn[name],
+        }
+        for name, values in seconds.items()
     }
 
 

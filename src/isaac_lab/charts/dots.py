@@ -7,10 +7,8 @@ and "seeds", a list of single values.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isaac_lab.charts.figure import Chart, Method
+from isaac_lab.charts.figure import Chart, Method, colours
 from isaac_lab.charts.lines import ROUND
-
-__all__ = ["Dot", "chart"]
 
 Dot = Mapping[str, Any]
 
@@ -61,8 +59,7 @@ def chart(
         shared: dict[str, Any] = {"y": place | {"field": "model", "sort": models}, "yOffset": offset}
     else:
         shared = {"y": place | {"field": "method", "sort": names}}
-    colours = {"domain": names, "range": [f"var(--hue-{method.hue})" for method in methods]}
-    shared["color"] = {"field": "method", "type": "nominal", "legend": None, "scale": colours}
+    shared["color"] = colours(methods)
     shared["tooltip"] = [{"field": field, "title": words} for field, words in TOOLTIP.items() if any(field in r for r in rows)]
     height = (METHOD * len(names) + BETWEEN) * len(models) if several else 30 * len(names)
     spec = {

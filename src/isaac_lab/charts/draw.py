@@ -17,8 +17,6 @@ from typing import Any
 from isaac_lab.charts.figure import HUES, Chart, Figure, Method
 from isaac_lab.records import write_whole
 
-__all__ = ["DrawError", "draw", "filled", "pictures", "svg"]
-
 #: DejaVu Sans is shipped and registered: without it ∇, ζ and ₁₀ are drawn in whatever the machine has.
 FONT = "DejaVu Sans, Verdana, sans-serif"
 COLOURS = {"paper": "#ffffff", "ink": "#1c1e21", "muted": "#5d6168", "line": "#e2dfd9", "void": "#e9e6e1"}
@@ -161,8 +159,9 @@ def _legend(methods: Sequence[Method], width: int, top: int) -> tuple[list[str],
         room = 34 + int(len(method.label) * 0.64 * 12) + 20
         if left + room > width and left > MARGIN:
             left, top = MARGIN, top + ITEM
-        stroke = f'stroke="{HUES[method.hue]}" stroke-width="{min(method.width, 4):g}"'
-        dash = f' stroke-dasharray="{" ".join(map(str, method.dash))}"' if method.dash else ""
+        look = method.look
+        stroke = f'stroke="{HUES[look.hue]}" stroke-width="{min(look.width, 4):g}"'
+        dash = f' stroke-dasharray="{" ".join(map(str, look.dash))}"' if look.dash else ""
         parts.append(f'<line x1="{left}" y1="{top + 10}" x2="{left + 28}" y2="{top + 10}" {stroke}{dash}/>')
         parts.append(_text(left + 35, top + 14, method.label, f'font-size="12" fill="{INK}"'))
         left += room

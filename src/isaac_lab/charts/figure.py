@@ -1,10 +1,8 @@
 """What a figure is: charts of Vega-Lite, controls that say what they show, and methods with one look everywhere."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-
-__all__ = ["HUES", "LOOKS", "Chart", "Choice", "Control", "Figure", "Look", "Method", "Spec", "View", "identifier", "look"]
 
 Spec: TypeAlias = Mapping[str, Any]
 #: By the label of a control, the label of the choice that is made.
@@ -77,20 +75,16 @@ class Method:
     look: Look
     ours: bool = False
 
-    @property
-    def hue(self) -> str:
-        """A key of `HUES`."""
-        return self.look.hue
 
-    @property
-    def dash(self) -> tuple[int, ...]:
-        """Of its lines."""
-        return self.look.dash
+def by_method(methods: Sequence[Method], values: Sequence[Any], type: str = "nominal") -> dict[str, Any]:
+    """An encoding in which each method has its value; the legend is outside of the axes."""
+    scale = {"type": "ordinal", "domain": [method.label for method in methods], "range": list(values)}
+    return {"field": "method", "type": type, "scale": scale, "legend": None}
 
-    @property
-    def width(self) -> float:
-        """Of its lines."""
-        return self.look.width
+
+def colours(methods: Sequence[Method]) -> dict[str, Any]:
+    """Each in its own, wherever it is drawn."""
+    return by_method(methods, [f"var(--hue-{method.look.hue})" for method in methods])
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isaac_lab.charts.figure import Chart, Choice, Control
-from isaac_lab.words import number, percent
-
-__all__ = ["NAMES", "Cell", "chart", "control", "group"]
+from isaac_lab.words import damping, number, percent
 
 Cell = Mapping[str, Any]
 
@@ -156,7 +154,7 @@ def _rows(cells: Sequence[Cell], places: Mapping[float, float]) -> list[dict[str
     for cell in cells:
         x, y, loss, accuracy = places[cell["g"]], places[cell["a"]], cell["loss"], cell["accuracy"]
         row = {"x": x, "x2": x + 1, "xm": x + 0.5, "y": y, "y2": y + 1, "ym": y + 0.5, "method": NAMES[group(cell)]}
-        row |= {"λ_a": _damping(cell["a"]), "λ_g": _damping(cell["g"]), "loss": number(loss), "accuracy": percent(accuracy)}
+        row |= {"λ_a": damping(cell["a"]), "λ_g": damping(cell["g"]), "loss": number(loss), "accuracy": percent(accuracy)}
         row |= {"rate": "–" if cell["rate"] is None else f"{cell['rate']:g}"}
         row |= {"status": "finished" if math.isfinite(loss) else "diverged"}
         row |= {"loss_text": _logarithm(loss, decimals)}
@@ -190,17 +188,13 @@ def _alt(title: str, cells: Sequence[Cell]) -> str:
         own = [cell for cell in cells if group(cell) == name and math.isfinite(cell["loss"])]
         if own:
             cell = min(own, key=lambda cell: cell["loss"])
-            at = "" if name == "gradient" else f" at λ_a {_damping(cell['a'])}, λ_g {_damping(cell['g'])}"
+            at = "" if name == "gradient" else f" at λ_a {damping(cell['a'])}, λ_g {damping(cell['g'])}"
             parts.append(f"{words} {number(cell['loss'])}{at}")
     diverged = sum(not math.isfinite(cell["loss"]) for cell in cells)
     return (
         f"Heat map of {len(cells)} cells, {title}. Lowest training loss: {'; '.join(parts) or 'none'}. "
         f"Diverged: {diverged}. The numbers are in the table below."
     )
-
-
-def _damping(value: float) -> str:
-    return "∞" if value == math.inf else f"{value:g}"
 
 
 def _decade(value: float) -> str:

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from isaac_lab.charts.figure import Chart, Choice, Control, Method
-
-__all__ = ["ONE_SEED", "ROUND", "RUNS", "Axis", "Line", "Target", "axes", "chart", "mean", "quantities", "scales"]
+from isaac_lab.charts.figure import Chart, Choice, Control, Method, by_method, colours
 
 #: Points of a line, at most: more cannot be told apart on a screen.
 POINTS = 100
@@ -19,6 +17,8 @@ HEIGHT, PICTURE = 380, (440, 330)
 #: Of the ticks of a logarithmic axis: which have a name, and which a line across.
 _DIGITS = "round(100 * datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-9))) / 100"
 ROUND, WHOLE = f"indexof([1, 1.5, 2, 3, 5], {_DIGITS}) >= 0", f"{_DIGITS} == 1"
+#: Where the axis is so short that one round number or none would be on it, each of its ticks has a name.
+_SHORT = "domain('y')[1] < 3 * domain('y')[0]"
 ONE_SEED = "one seed"
 CROSS = "M-1,-1L1,1M-1,1L1,-1"
 
@@ -150,7 +150,7 @@ def quantities(choices: Iterable[Axis]) -> Control:
 
 def scales(*, logarithmic_first: bool) -> Control:
     """How the vertical axis is divided."""
-    log = Choice("Log", {"scale": "log", "y_label": f"{ROUND} ? datum.label : ''", "y_grid": WHOLE})
+    log = Choice("Log", {"scale": "log", "y_label": f"{_SHORT} || {ROUND} ? datum.label : ''", "y_grid": WHOLE})
     linear = Choice("Linear", {"scale": "linear", "zero": False, "y_grid": "true"})
     return Control("Vertical", (log, linear) if logarithmic_first else (linear, log))
 
@@ -216,11 +216,9 @@ def _layers(
     lines: Sequence[Line], methods: Sequence[Method], fields: Sequence[Axis], y: dict[str, Any], bars: bool
 ) -> list[dict[str, Any]]:
     """From the back to the front: bands, lines, points, crosses, and the nearest point."""
-    names = [method.label for method in methods]
-    common: dict[str, Any] = {"field": "method", "legend": None}
-    colour = common | {"type": "nominal", "scale": {"domain": names, "range": [f"var(--hue-{m.hue})" for m in methods]}}
-    dash = common | {"type": "nominal", "scale": {"domain": names, "range": [list(m.dash) or [1, 0] for m in methods]}}
-    width = common | {"type": "ordinal", "scale": {"type": "ordinal", "domain": names, "range": [m.width for m in methods]}}
+    looks, colour = [method.look for method in methods], colours(methods)
+    dash = by_method(methods, [list(own.dash) or [1, 0] for own in looks])
+    width = by_method(methods, [own.width for own in looks], "ordinal")
     # Without a format, Vega-Lite 6.4 looks for words in the cell around the nearest point, and not in the point.
     tooltip = [{"field": name, "title": name.capitalize(), "type": "nominal", "format": ""} for name in ("method", "run")]
     tooltip += [{"field": axis.field, "title": axis.title, "type": "quantitative", "format": axis.format} for axis in fields]

@@ -5,8 +5,6 @@ from typing import Any
 
 from isaac_lab.charts.figure import Chart
 
-__all__ = ["chart"]
-
 #: Pixels: of a picture, between two, below one for its words, left of a row and above all for their names.
 SIDE, GAP, WORDS, LEFT, TOP = 144, 6, 18, 118, 24
 

@@ -6,15 +6,20 @@ Records are taken at the largest scale at which a panel has been run whole: "pap
 A file for each section, the sentence beside the name of its check.
 """
 
+from collections.abc import Sequence
+
 from isaac_lab.claims import appendix, bert, e1, e2_e3, e5, general, resnet
 from isaac_lab.claims.evidence import Claim, Evidence, Finding, Verdict
-
-__all__ = ["CLAIMS", "Claim", "ledger"]
 
 
 def ledger(evidence: Evidence) -> list[tuple[Claim, Finding]]:
     """Every claim with what the records say of it."""
     return [(claim, claim.check(evidence)) for claim in CLAIMS]
+
+
+def counts(found: Sequence[tuple[Claim, Finding]]) -> dict[str, int]:
+    """How many claims have each verdict."""
+    return {str(verdict): sum(finding.verdict is verdict for _, finding in found) for verdict in Verdict}
 
 
 def _larger_models(evidence: Evidence) -> Finding:

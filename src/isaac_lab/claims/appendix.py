@@ -4,8 +4,6 @@ from isaac_lab.claims import checks, costs
 from isaac_lab.claims.checks import FIG1, FISHER, panels
 from isaac_lab.claims.evidence import Claim
 
-__all__ = ["CLAIMS"]
-
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "F1.1",

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from isaac_lab.bench.published import DAMPING
-from isaac_lab.records import StoreError, read
+from isaac_lab.records import read
 from isaac_lab.studies.paper import EXPERIMENTS, folder
 from isaac_lab.studies.paper.recipe import SCALES, Outcome
 
-__all__ = ["Check", "Claim", "Evidence", "Finding", "Verdict"]
+#: Scales that prove something, the largest first.
+COUNTED = ("paper", "quick")
 
 
 class Verdict(enum.StrEnum):
@@ -63,32 +64,26 @@ class Evidence:
     def __init__(self, records: Path, bench: Path) -> None:
         self.records = records
         self.outcome = cache(self._outcome)
-        self._view = cache(self._read_view)
+        #: What is there of an experiment at a scale.
+        self.view = cache(self._read_view)
         #: At a scale, also smoke; empty where there is nothing.
         self.summary = cache(self._read_summary)
-        try:
-            self.benchmarks = read(bench) if bench.is_dir() else {}
-        except ValueError as error:
-            raise StoreError(f"cannot read the records in {bench}: {error}") from None
+        self.benchmarks = read(bench) if bench.is_dir() else {}
 
     def _read_view(self, experiment: str, scale: str) -> folder.View:
         return folder.view(EXPERIMENTS[experiment], self.records, SCALES[scale])
 
-    def view(self, experiment: str, scale: str) -> folder.View:
-        """What is there of an experiment at a scale."""
-        return self._view(experiment, scale)
+    def views(self, experiment: str) -> list[folder.View]:
+        """What is there of an experiment at each scale that counts."""
+        return [self.view(experiment, scale) for scale in COUNTED]
 
     def _outcome(self, experiment: str, panel: str) -> Outcome | None:
         """The panel at the largest scale at which it has been run whole; smoke does not count."""
-        for scale in ("paper", "quick"):
-            found = self.view(experiment, scale).outcome(panel)
-            if found is not None:
-                return found
-        return None
+        return next((found for view in self.views(experiment) if (found := view.outcome(panel)) is not None), None)
 
     def summaries(self, experiment: str) -> dict[str, dict[str, Any]]:
         """By scale, the largest first, what Table 1 and Figure 6 say of themselves; smoke does not count."""
-        return {scale: found for scale in ("paper", "quick") if (found := self.summary(experiment, scale))}
+        return {scale: found for scale in COUNTED if (found := self.summary(experiment, scale))}
 
     def _read_summary(self, experiment: str, scale: str) -> dict[str, Any]:
         whole = EXPERIMENTS[experiment].summary

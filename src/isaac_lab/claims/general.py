@@ -4,8 +4,6 @@ from isaac_lab.claims import checks, costs, curve_checks
 from isaac_lab.claims.checks import GRIDS, panels
 from isaac_lab.claims.evidence import Claim
 
-__all__ = ["CLAIMS"]
-
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "A.1",

@@ -1,37 +1,18 @@
 """`isaac-newton bench`: measure the time and memory of a training step, and fill the page of the records."""
 
-import enum
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from isaac_lab.commands.training import at_least_one, check_writable
+from isaac_lab.commands.training import Device, at_least_one, check_writable, named_errors, say
 
-__all__ = ["bench"]
-
-
-class What(enum.StrEnum):
-    """Benchmarks, all of them, or their page."""
-
-    TABLE2 = "table2"
-    SCALING = "scaling"
-    SHAPES = "shapes"
-    MODELS = "models"
-    GRID = "grid"
-    ALL = "all"
-    PAGE = "page"
-
-
-class Device(enum.StrEnum):
-    """Where a benchmark runs."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
+KINDS = ("table2", "scaling", "shapes", "models", "grid")
 
 
 def _positive(value: float) -> float:
@@ -42,14 +23,14 @@ def _positive(value: float) -> float:
 
 def bench(
     what: Annotated[
-        What,
+        Literal["table2", "scaling", "shapes", "models", "grid", "all", "page"],
         typer.Argument(
             help="table2: models and methods of the paper's Table 2. scaling: ζ* by batch size and by width. shapes: attention "
             "and convolutions. models: BERT, GPT-2, ViT, ResNet-50, an MLP, as people train them. grid: all networks of a "
             "panel of Figure 1 at once. page: fill docs/benchmarks.md with records."
         ),
     ],
-    device: Annotated[Device, typer.Option(help="CUDA is measured eager and, if possible, as one CUDA graph.")] = Device.CPU,
+    device: Annotated[Device, typer.Option(help="CUDA is measured eager and, if possible, as one CUDA graph.")] = "cpu",
     threads: Annotated[int, typer.Option(callback=at_least_one, help="Threads of the CPU.")] = 1,
     rounds: Annotated[int, typer.Option(callback=at_least_one, help="How often the methods take turns.")] = 20,
     models: Annotated[
@@ -73,16 +54,15 @@ def bench(
     ] = 60.0,
     records: Annotated[Path, typer.Option(help="Of page: directory with records.")] = Path("results/bench"),
     out: Annotated[
-        Path | None,
-        typer.Option(help="Directory for the records, or the page; unless given out/bench, or docs/benchmarks.md."),
+        Path | None, typer.Option(help="Directory for the records, or the page; unless given out/bench, or docs/benchmarks.md.")
     ] = None,
 ) -> None:
     """Measure the time and memory of a training step; the methods take turns in one process."""
-    if what is What.PAGE:
+    if what == "page":
         _page(records, out or Path("docs/benchmarks.md"))
         return
     settings = {"threads": threads, "rounds": rounds, "damping": damping, "memory": memory, "budget": budget}
-    kinds = [kind.value for kind in What if kind not in (What.ALL, What.PAGE)] if what is What.ALL else [what.value]
+    kinds = KINDS if what == "all" else (what,)
     _measure(kinds, device, out or Path("out/bench"), models, methods, settings)
 
 
@@ -90,25 +70,24 @@ def _page(records: Path, out: Path) -> None:
     from isaac_lab.records import read
     from isaac_lab.report import benchmarks, docs
 
-    found = read(records)
+    with named_errors("--records"):
+        found = read(records)
     if not found:
         message = f"no records (*.json) in {str(records)!r}; isaac-newton bench writes them"
         raise typer.BadParameter(message, param_hint="'--records'")
     check_writable(out.parent)
-    try:
+    with named_errors(page="--out"):
         docs.fill(out, benchmarks.blocks(found, out.parent / "figures"))
-    except docs.DocsError as error:
-        raise typer.BadParameter(str(error), param_hint="'--out'") from None
-    Console().print(f"Page: {out}, from {len(found)} record{'' if len(found) == 1 else 's'}.", markup=False, soft_wrap=True)
+    say(Console(), f"Page: {out}, from {len(found)} record{'' if len(found) == 1 else 's'}.")
 
 
-def _measure(kinds: list[str], device: Device, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
+def _measure(kinds: Sequence[str], device: Device, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.bench.modes import modes
         from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, choose, named
         from isaac_lab.report import benchmarks
-    plan = Plan(device=device.value, **settings)
+    plan = Plan(device=device, **settings)
     try:
         option = "--device"
         modes(plan.device, plan.threads)

@@ -1,8 +1,6 @@
 """`isaac-newton claims`: what the paper says, sentence by sentence, and what the records say of it."""
 
-import contextlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,32 +8,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from isaac_lab.commands.training import check_writable, named_errors, place
+from isaac_lab.commands.training import check_writable, named_errors, place, say
 
 if TYPE_CHECKING:
-    from isaac_lab.claims import Claim
-    from isaac_lab.claims.evidence import Finding
-
-__all__ = ["claims", "say_own_runs"]
+    from isaac_lab.claims.evidence import Claim, Finding
 
 
 def claims(
     records: Annotated[
         Path | None,
-        typer.Option(
-            help="Directory that isaac-newton reproduce wrote to. Unless given: results/reproduce, or out/reproduce.",
-            show_default=False,
-        ),
+        typer.Option(help="Directory that isaac-newton reproduce wrote to. Unless given: results/reproduce, or out/reproduce."),
     ] = None,
     bench: Annotated[
         Path | None,
-        typer.Option(
-            help="Directory with records of isaac-newton bench. Unless given: results/bench, or out/bench.", show_default=False
-        ),
+        typer.Option(help="Directory with records of isaac-newton bench. Unless given: results/bench, or out/bench."),
     ] = None,
     page: Annotated[
-        Path | None,
-        typer.Option(help="Fill the page of all figures and claims, such as docs/reproduction.md.", show_default=False),
+        Path | None, typer.Option(help="Fill the page of all figures and claims, such as docs/reproduction.md.")
     ] = None,
 ) -> None:
     """Check every claim of the paper on records; each verdict has the figures behind it."""
@@ -51,7 +40,7 @@ def claims(
         from isaac_lab.claims import ledger
         from isaac_lab.claims.evidence import Evidence
         from isaac_lab.report import docs, reproduction
-    with named_errors("--records"), _named_pages():
+    with named_errors("--records", page="--page"):
         evidence = Evidence(read, measured)
         found = ledger(evidence)
         console.print(_table(found))
@@ -59,18 +48,8 @@ def claims(
         if page is not None:
             check_writable(page.parent, option="--page")
             docs.fill(page, reproduction.blocks(found, evidence, page.parent / "figures"))
-            console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"Page: {page}")
     say_own_runs(console, read, "--records")
-
-
-@contextlib.contextmanager
-def _named_pages() -> Iterator[None]:
-    from isaac_lab.report.docs import DocsError
-
-    try:
-        yield
-    except DocsError as error:
-        raise typer.BadParameter(str(error), param_hint="'--page'") from None
 
 
 def say_own_runs(console: Console, read: Path, option: str) -> None:
@@ -85,7 +64,7 @@ def say_own_runs(console: Console, read: Path, option: str) -> None:
     else:
         text += "They are not counted here: smoke runs prove nothing, and others count with "
         text += f"{option} {own if option == '--records' else own.parent}."
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(console, text)
 
 
 def _table(found: Sequence[tuple["Claim", "Finding"]]) -> Table:
@@ -100,7 +79,6 @@ def _table(found: Sequence[tuple["Claim", "Finding"]]) -> Table:
 
 
 def _counts(found: Sequence[tuple["Claim", "Finding"]]) -> str:
-    from isaac_lab.claims.evidence import Verdict
+    from isaac_lab.claims import counts
 
-    counts = Counter(finding.verdict for _, finding in found)
-    return f"{len(found)} claims: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict) + "."
+    return f"{len(found)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts(found).items()) + "."

@@ -1,21 +1,19 @@
 """`isaac-newton data`: which data sets there are, how to get them, whether they are whole."""
 
-import enum
 import importlib.util
 import os
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeAlias
+from typing import Annotated, Literal, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from isaac_lab.commands.training import say
 from isaac_lab.data import download, places
 from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, Parcel
 from isaac_lab.data.files import DataError, contents
 from isaac_lab.report.tables import Table, table
-
-__all__ = ["app"]
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -24,24 +22,13 @@ app = typer.Typer(
 )
 
 
-class Choice(enum.StrEnum):
-    """Data sets that consist of files."""
+#: Data sets that consist of files, and groups of them.
+Choice: TypeAlias = Literal["mnist", "fashion-mnist", "cifar-10", "cola", "mrpc", "stsb", "diamonds", "glue", "all"]
 
-    MNIST = "mnist"
-    FASHION_MNIST = "fashion-mnist"
-    CIFAR_10 = "cifar-10"
-    COLA = "cola"
-    MRPC = "mrpc"
-    STSB = "stsb"
-    DIAMONDS = "diamonds"
-    GLUE = "glue"
-    ALL = "all"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The sets that are meant."""
-        groups = {Choice.GLUE: GLUE, Choice.ALL: tuple(SETS)}
-        return groups.get(self, (self.value,))
+def names(choice: Choice) -> tuple[str, ...]:
+    """The sets that are meant."""
+    return {"glue": GLUE, "all": tuple(SETS)}.get(choice, (choice,))
 
 
 Folder: TypeAlias = Annotated[
@@ -66,15 +53,14 @@ def list_sets(data: Folder = None) -> None:
         rows.append([name, *(f"{count:,}" for count in made.examples), made.example, "generated, for smoke runs"])
     console = Console()
     console.print(table(("Data set", "Training", "Test", "Example", "Where"), rows, ("Data set", "Where")).terminal())
-    _say(console, "Looked at, in this order:", *(f"  {place.origin}: {place.folder}" for place in looked_at))
+    say(console, "Looked at, in this order:", *(f"  {place.origin}: {place.folder}" for place in looked_at))
 
 
 @app.command()
 def fetch(
-    name: Annotated[Choice, typer.Argument(help="Which set.")] = Choice.ALL,
+    name: Annotated[Choice, typer.Argument(help="Which set.")] = "all",
     to: Annotated[
-        Path | None,
-        typer.Option(help="Folder for mnist/, cifar-10/, glue/ and so on; the cache, unless given.", show_default=False),
+        Path | None, typer.Option(help="Folder for mnist/, cifar-10/, glue/ and so on; the cache, unless given.")
     ] = None,
     source: Annotated[
         str | None,
@@ -93,14 +79,14 @@ def fetch(
     columns = (TextColumn("{task.description:<41}"), BarColumn(bar_width=12), DownloadColumn(), TimeRemainingColumn())
     live = console.is_terminal and not console.is_dumb_terminal
     with Progress(*columns, console=console, disable=not live, transient=True) as progress:
-        for each in name.names:
+        for each in names(name):
             files = SETS[each]
             directory = folder / files.folder
             _check_writable(directory)
             own = () if source is None else (f"{source.rstrip('/')}/{each}", source)
             for parcel in files.parcels:
-                _say(console, f"{each}/{parcel.name}: {_fetch(each, parcel, directory, own, progress)}")
-    _say(console, f"Data: {folder}" + ("" if to is None else f"\nUse it with --data {folder} or ISAAC_DATA={folder}"))
+                say(console, f"{each}/{parcel.name}: {_fetch(each, parcel, directory, own, progress)}")
+    say(console, f"Data: {folder}" + ("" if to is None else f"\nUse it with --data {folder} or ISAAC_DATA={folder}"))
 
 
 def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], progress: Progress) -> str:
@@ -127,7 +113,7 @@ def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], pro
 
 @app.command()
 def verify(
-    name: Annotated[Choice, typer.Argument(help="Which set; if it is named, it must be there.")] = Choice.ALL,
+    name: Annotated[Choice, typer.Argument(help="Which set; if it is named, it must be there.")] = "all",
     data: Folder = None,
 ) -> None:
     """Compare the checksum of every file that is found; exit code 1 if one is corrupt or a set incomplete."""
@@ -135,18 +121,18 @@ def verify(
     # A folder that is named is the one in question, not what else would be looked at.
     looked_at = _places(data)[: 1 if data else None]
     good = True
-    for each in name.names:
+    for each in names(name):
         found = [(place, directory) for place in looked_at if (directory := places.find(each, place))]
         if not found:
-            good = good and name is Choice.ALL
-            _say(console, f"{each}: not found; isaac-newton data fetch {each} downloads it")
+            good = good and name == "all"
+            say(console, f"{each}: not found; isaac-newton data fetch {each} downloads it")
         for place, directory in found:
-            _say(console, f"{each} in {directory} ({place.origin})")
+            say(console, f"{each} in {directory} ({place.origin})")
             shown, problems = _verify(each, directory)
             console.print(shown.terminal())
             if problems:
                 good = False
-                _say(console, *problems, places.remedy(each, place))
+                say(console, *problems, places.remedy(each, place))
     if not good:
         raise typer.Exit(1)
 
@@ -195,11 +181,6 @@ def _check_writable(directory: Path) -> None:
         raise typer.BadParameter(message, param_hint="'--to'")
 
 
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
 def _fail(message: str, *, code: int) -> NoReturn:
-    _say(Console(stderr=True), f"Error: {message}")
+    say(Console(stderr=True), f"Error: {message}")
     raise typer.Exit(code)

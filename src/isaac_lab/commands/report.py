@@ -8,16 +8,13 @@ import typer
 from rich.console import Console
 
 from isaac_lab.commands.claims import say_own_runs
-from isaac_lab.commands.training import check_writable, named_errors, place
-
-__all__ = ["report"]
+from isaac_lab.commands.training import check_writable, named_errors, place, say
 
 
 def report(
     out: Annotated[Path, typer.Option(help="The page; one file that needs no network.")] = Path("out/report.html"),
     results: Annotated[
-        Path | None,
-        typer.Option(help="Folder with records: bench, race, reproduce. Unless given: results, or out.", show_default=False),
+        Path | None, typer.Option(help="Folder with records: bench, race, reproduce. Unless given: results, or out.")
     ] = None,
 ) -> None:
     """Make one HTML page of all records: the race, heat maps, curves, costs, claims."""
@@ -34,23 +31,17 @@ def report(
         )
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.records import StoreError, write_whole
+        from isaac_lab.records import write_whole
         from isaac_lab.report.page import PageError, build, check_installed
-        from isaac_lab.trial import TrialError
     try:
         check_installed()
-        check_writable(out.parent)
-        with console.status("Reading the records …"):
-            text = build(read)
     except PageError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(code=2) from None
-    except (StoreError, TrialError) as error:
-        raise typer.BadParameter(str(error), param_hint="'--results'") from None
+    check_writable(out.parent)
+    with named_errors("--results"), console.status("Reading the records …"):
+        text = build(read)
     with named_errors():
         write_whole(out, text)
     say_own_runs(console, read / "reproduce", "--results")
-    size = out.stat().st_size / 1e6
-    console.print(
-        f"Page: {out} ({size:.1f} MB, {time.perf_counter() - started:.0f} s)", markup=False, highlight=False, soft_wrap=True
-    )
+    say(console, f"Page: {out} ({out.stat().st_size / 1e6:.1f} MB, {time.perf_counter() - started:.0f} s)")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from isaac_lab.scaling import H100, LIMIT, SHAPES, Machine, Workload
+from isaac_lab.commands.training import command_line, listed, named_errors, say
+from isaac_lab.scaling.overhead import LIMIT
+from isaac_lab.scaling.sizes import H100, SHAPES, Machine, Workload
 
 if TYPE_CHECKING:
     from isaac_lab.report.scaling import Plan
-
-__all__ = ["scaling"]
 
 RECORD = Path("results/scaling/checks.json")
 GPUS = "8,64,256,1024"
@@ -34,7 +33,7 @@ def scaling(
         typer.Option("--set", help="An assumption, such as step=0.45 or network=25e9 (bytes per second); may be repeated."),
     ] = None,
     record: Annotated[Path, typer.Option(help="The record of the checks.")] = RECORD,
-    page: Annotated[Path | None, typer.Option(help="Fill the tables of a page, docs/scaling.md.", show_default=False)] = None,
+    page: Annotated[Path | None, typer.Option(help="Fill the tables of a page, docs/scaling.md.")] = None,
 ) -> None:
     """What ζ* would cost on GPTs of 124M to 70B parameters under FSDP2: a model, checked on small ones."""
     console, machine = Console(), _machine(assume or [])
@@ -58,12 +57,12 @@ def scaling(
             highlight=False,
         )
         return
-    changed = {"--sizes": (sizes, ""), "--gpus": (gpus, GPUS), "--tokens": (tokens, 8192), "--length": (length, LENGTH)}
-    changed |= {"--micro-batches": (micro_batches, 1), "--limit": (limit, 100 * LIMIT)}
-    options = [f"{name} {value}" for name, (value, default) in changed.items() if value != default]
-    options += [f"--set {shlex.quote(one)}" for one in assume or []]
-    _fill(page, plan, _read(record), " ".join(["isaac-newton scaling --page docs/scaling.md", *options]))
-    console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
+    given = {"--sizes": (sizes, ""), "--gpus": (gpus, GPUS), "--tokens": (tokens, 8192), "--length": (length, LENGTH)}
+    given |= {"--micro-batches": (micro_batches, 1), "--limit": (limit, 100 * LIMIT)}
+    options = {name: value for name, (value, default) in given.items() if value != default}
+    command = command_line(["scaling"], {"--page": "docs/scaling.md", **options, "--set": tuple(assume or ())})
+    _fill(page, plan, _read(record), command)
+    say(console, f"Page: {page}")
 
 
 def _fill(page: Path, plan: "Plan", checked: dict[str, Any], command: str) -> None:
@@ -71,14 +70,9 @@ def _fill(page: Path, plan: "Plan", checked: dict[str, Any], command: str) -> No
     from isaac_lab.report import docs, scaling_figure
     from isaac_lab.report.scaling import blocks
 
-    try:
+    with named_errors("--page", page="--page"):
         docs.fill(page, blocks(plan, checked, command))
         draw(scaling_figure.figure(plan), page.parent / "figures" / "scaling-overhead.svg")
-    except docs.DocsError as error:
-        raise typer.BadParameter(str(error), param_hint="'--page'") from None
-    except OSError as error:
-        message = f"cannot read or write {error.filename}: {error.strerror}"
-        raise typer.BadParameter(message, param_hint="'--page'") from None
 
 
 def _machine(assumptions: Sequence[str]) -> Machine:
@@ -110,7 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = listed(text)
     unknown = [name for name in names if name not in SHAPES]
     if unknown:
         raise typer.BadParameter(f"unknown model {', '.join(unknown)}; known: {', '.join(SHAPES)}", param_hint="'--sizes'")

@@ -1,15 +1,16 @@
-"""What all commands that train have in common: where, how long, how they end, and what an error says."""
+"""What all commands that train have in common: their options, how they go from records to pages, and how they end."""
 
 import contextlib
-import enum
+import os
+import shlex
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from rich.console import Console
@@ -18,56 +19,36 @@ from rich.console import Console
 if TYPE_CHECKING:
     from isaac_lab.executors import Call
     from isaac_lab.record import Store
+    from isaac_lab.studies.calls import Means
     from isaac_lab.study import Arm
     from isaac_lab.trial import Trial
 
-__all__ = [
-    "STOPPED",
-    "Data",
-    "DeviceChoice",
-    "DeviceOption",
-    "Minutes",
-    "ScaleChoice",
-    "Workers",
-    "at_least_one",
-    "check_writable",
-    "chosen_device",
-    "deadline",
-    "goes_on",
-    "named_errors",
-    "perform",
-    "place",
-    "shown_later",
-]
-
+#: What fills which block of a page.
+Blocks: TypeAlias = Mapping[str, Callable[[], str]]
 #: Exit codes: time was up; Ctrl-C; SIGTERM.
 STOPPED, INTERRUPTED, TERMINATED = 3, 130, 143
 
-
-class DeviceChoice(enum.StrEnum):
-    """Where it trains."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class ScaleChoice(enum.StrEnum):
-    """How much is run."""
-
-    SMOKE = "smoke"
-    QUICK = "quick"
-    STANDARD = "standard"
-
-
-DeviceOption: TypeAlias = Annotated[
-    DeviceChoice | None, typer.Option("--device", help="Unless given: cuda if there is one.", show_default=False)
-]
+#: How much is run.
+Scale: TypeAlias = Literal["smoke", "quick", "standard"]
+Device: TypeAlias = Literal["cpu", "cuda"]
+DeviceOption: TypeAlias = Annotated[Device | None, typer.Option("--device", help="Unless given: cuda if there is one.")]
 Workers: TypeAlias = Annotated[int, typer.Option(min=1, help="Processes that train at once; times are measured after them.")]
-Data: TypeAlias = Annotated[Path | None, typer.Option(help="Folder with the data sets.", show_default=False)]
+Data: TypeAlias = Annotated[Path | None, typer.Option(help="Folder with the data sets.")]
+Model: TypeAlias = Annotated[str, typer.Option(help="Folder or hub name of a pre-trained encoder; or ISAAC_ENCODER.")]
 Minutes: TypeAlias = Annotated[
-    float | None,
-    typer.Option(help=f"Stop at a checkpoint after so many minutes, with exit code {STOPPED}.", show_default=False),
+    float | None, typer.Option(help=f"Stop at a checkpoint after so many minutes, with exit code {STOPPED}.")
 ]
+DrawOnly: TypeAlias = Annotated[
+    bool, typer.Option("--draw-only", help="Tables and pictures again from the records in OUT; train nothing.")
+]
+Fill: TypeAlias = Annotated[
+    list[Path] | None, typer.Option("--fill", help="Then put the results into this page, where it has marks for them.")
+]
+
+
+def out_option(what: str, name: str) -> Any:
+    """The option --out of a command that writes to out/NAME."""
+    return typer.Option(help=f"{what}. Unless given: out/{name}; to draw only, results/{name}.")
 
 
 class _TerminatedError(BaseException):
@@ -81,6 +62,11 @@ def at_least_one(value: int | None) -> int | None:
     return value
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """Names with commas between."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def deadline(minutes: float | None) -> float | None:
     """When to stop, by `time.time`."""
     if minutes is None:
@@ -90,20 +76,46 @@ def deadline(minutes: float | None) -> float | None:
     return time.time() + 60 * minutes
 
 
-def chosen_device(device: DeviceChoice | None, *, needed: bool) -> str:
+def chosen_device(device: Device | None, *, needed: bool) -> str:
     """The one that was asked for, else a GPU if there is one; an error where it is needed and not there."""
     import torch
 
     there = torch.cuda.is_available()
-    if needed and device is DeviceChoice.CUDA and not there:
+    if needed and device == "cuda" and not there:
         raise typer.BadParameter("this machine has no CUDA device that torch can use; use cpu", param_hint="'--device'")
-    return device.value if device else "cuda" if there else "cpu"
+    return device or ("cuda" if there else "cpu")
 
 
-def place(given: Path | None, name: str = "") -> Path:
-    """Where records are read: the folder that was named, else that of the checkout, else where commands write to."""
+def use_encoder(model: str) -> None:
+    """Say which encoder is trained, where the processes that train look for it too."""
+    from isaac_lab.workloads import glue
+
+    if model:
+        os.environ[glue.ENCODER] = model
+
+
+def command_line(words: Sequence[str], options: Mapping[str, object]) -> str:
+    """How to call this again; of the options those that say something. True stands for a flag, a tuple for several times."""
+    found = ["isaac-newton", *words]
+    for name, given in options.items():
+        for value in given if isinstance(given, tuple) else (given,):
+            if value:
+                found += [name] if value is True else [name, str(value)]
+    return shlex.join(found)
+
+
+def how_to_train(command: str, device: str, data: Path | None, workers: int, minutes: float | None) -> "Call":
+    """In this process or, where there are more workers than one, in theirs."""
+    from isaac_lab.executors import Call
+
+    how = "processes" if workers > 1 else "local"
+    return Call(how, device, data, workers, until=deadline(minutes), command=command)
+
+
+def place(given: Path | None, name: str = "", *, only_read: bool = True) -> Path:
+    """The folder that was named, else that in out/; where records are only read first that of the checkout, in results/."""
     committed = Path("results") / name
-    return given or (committed if committed.is_dir() else Path("out") / name)
+    return given or (committed if only_read and committed.is_dir() else Path("out") / name)
 
 
 def check_writable(directory: Path, *, option: str = "--out") -> None:
@@ -114,6 +126,12 @@ def check_writable(directory: Path, *, option: str = "--out") -> None:
     except OSError as error:
         message = f"cannot write to {str(directory)!r}: {error.strerror}. Name a directory that you can write to."
         raise typer.BadParameter(message, param_hint=f"'{option}'") from None
+
+
+def say(console: Console, *lines: str, prose: bool = False) -> None:
+    """Lines as they are; prose is broken between words, names of files are not broken at all."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=not prose)
 
 
 @contextlib.contextmanager
@@ -133,83 +151,127 @@ def goes_on(console: Console) -> Iterator[None]:
             _TerminatedError: ("Terminated", TERMINATED),
             StoppedError: ("Time is up", STOPPED),
         }[type(error)]
-        text = f"{why}. Runs that have ended are kept, others go on from their last checkpoint: give the same command again."
-        console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
+        end = "Runs that have ended are kept, others go on from their last checkpoint: give the same command again."
+        say(console, f"\n{why}. {end}")
         raise typer.Exit(code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
-def named_errors(out: str = "--out") -> Iterator[None]:
-    """Errors that a user can do something about, with the option that it is about."""
+def named_errors(
+    out: str = "--out", *, page: str = "--fill", more: Mapping[type[Exception], str] | None = None
+) -> Iterator[None]:
+    """Errors that a user can do something about, with the option that each is about.
+
+    Args:
+        out: The option that names the folder of the records.
+        page: The option that names pages.
+        more: By error the option, of a command's own errors.
+    """
     from isaac_lab.data.files import DataError
     from isaac_lab.executors import ExecutorError
     from isaac_lab.records import StoreError
+    from isaac_lab.report.docs import DocsError
     from isaac_lab.trial import TrialError
     from isaac_lab.workloads.encoders import EncoderError
 
+    # The first that fits: an encoder that is missing is missing data too.
+    options: dict[type[Exception], str] = {
+        **(more or {}),
+        TrialError: "--set",
+        EncoderError: "--model",
+        DataError: "--data",
+        ExecutorError: "--executor' / '--device' / '--workers",
+        StoreError: out,
+        DocsError: page,
+    }
     try:
         yield
-    except TrialError as error:
-        raise typer.BadParameter(str(error), param_hint="'--set'") from None
-    except EncoderError as error:
-        raise typer.BadParameter(str(error), param_hint="'--model'") from None
-    except DataError as error:
-        raise typer.BadParameter(str(error), param_hint="'--data'") from None
-    except ExecutorError as error:
-        raise typer.BadParameter(str(error), param_hint="'--executor' / '--device' / '--workers'") from None
-    except StoreError as error:
-        raise typer.BadParameter(str(error), param_hint=f"'{out}'") from None
+    except tuple(options) as error:
+        option = next(option for kind, option in options.items() if isinstance(error, kind))
+        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
     except OSError as error:
         what = f"cannot read or write {error.filename}: " if error.filename else ""
         raise typer.BadParameter(f"{what}{error.strerror or error}. What has ended is kept", param_hint=f"'{out}'") from None
 
 
+@dataclass(frozen=True)
+class Work:
+    """What differs between commands that train.
+
+    Args:
+        train: Trains what is due.
+        show: Prints what the records say, and where they lie.
+        blocks: Of pages, given the folder of their pictures.
+        errors: By error of its own, the option that it is about.
+    """
+
+    train: "Callable[[Means], object]"
+    show: Callable[[], None]
+    blocks: Callable[[Path], Blocks] = field(default=lambda pictures: {})
+    errors: Mapping[type[Exception], str] = field(default_factory=dict)
+
+
 def perform(
-    arms: "Sequence[Arm]",
-    store: "Store",
-    call: "Call",
+    work: Work,
+    means: "Means",
     console: Console,
-    about: Mapping[str, Any],
-    timed: "Mapping[str, Trial]",
-    turn: float = 0.1,
+    out: Path,
+    *,
+    draw_only: bool = False,
+    pages: Sequence[Path] | None = None,
 ) -> None:
-    """Train what is due of a study, with progress; then the time of a step on this device, unless it is known.
+    """Train what is due, with progress; then show what the records say, and put it into these pages."""
+    from isaac_lab.progress import display
+    from isaac_lab.report import docs
+
+    started = time.perf_counter()
+    with named_errors(more=work.errors), goes_on(console):
+        for page in pages or ():
+            docs.check(page, work.blocks(page.parent / "figures"))
+        if not draw_only:
+            check_writable(out)
+            means.call.check()
+            with display(console) as shown:
+                work.train(replace(means, call=replace(means.call, progress=shown), display=shown))
+        try:
+            work.show()
+        except ModuleNotFoundError as error:
+            say(console, f"Shown later: {error}. Records are kept; give the same command where it is installed.")
+            return
+        for page in pages or ():
+            docs.fill(page, work.blocks(page.parent / "figures"))
+    say(console, f"Done in {time.perf_counter() - started:.0f} s.")
+
+
+def settled(
+    arms: "Sequence[Arm]", store: "Store", about: Mapping[str, Any], timed: "Mapping[str, Trial]", turn: float = 0.1
+) -> "Callable[[Means], None]":
+    """What trains a study in one store, and then times its steps on this device, unless that is known.
 
     Args:
         arms: The study.
         store: For its records.
-        call: How.
-        console: For progress.
         about: What the store is told of the study; its "id" is its name.
         timed: By name, whose steps are timed; the first is what ratios are relative to.
         turn: Seconds of a turn.
     """
     from isaac_lab import times
-    from isaac_lab.progress import display
-    from isaac_lab.studies.calls import Means, calling, trainer
+    from isaac_lab.studies.calls import calling, trainer
     from isaac_lab.study import settle
 
-    # Matrices this small gain nothing from more threads than one, and the result does not depend on their number.
-    one = times.threads(int(call.device == "cpu"))
-    with named_errors(), goes_on(console), one, display(console) as shown, store.writing(call.command) as mended:
-        for said in mended:
-            shown.say(said)
-        call.check()
-        means = Means(replace(call, progress=shown), display=shown)
-        with calling(store, means, about) as trained:
-            settle(arms, store, trainer(store, means, trained, str(about["id"])))
-        if timed and call.device not in store.times():
-            shown.say("the time of a step, methods taking turns")
-            found = times.measure(timed, device=call.device, rounds=5, turn=turn, folder=call.folder)
-            store.add_times(call.device, found)
+    def train(means: "Means") -> None:
+        call = means.call
+        # Matrices this small gain nothing from more threads than one, and the result does not depend on their number.
+        with times.threads(int(call.device == "cpu")), store.writing(call.command) as mended:
+            for said in mended:
+                means.say(said)
+            with calling(store, means, about) as trained:
+                settle(arms, store, trainer(store, means, trained, str(about["id"])))
+            if timed and call.device not in store.times():
+                means.say("the time of a step, methods taking turns")
+                found = times.measure(timed, device=call.device, rounds=5, turn=turn, folder=call.folder)
+                store.add_times(call.device, found)
 
-
-@contextlib.contextmanager
-def shown_later(console: Console) -> Iterator[None]:
-    """Where a package for tables is missing, say so: what was trained is kept, and the same command shows it elsewhere."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        console.print(f"Shown later: {error}. Records are kept; give the same command where it is installed.", markup=False)
+    return train

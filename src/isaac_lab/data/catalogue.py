@@ -11,8 +11,6 @@ from typing import Literal
 
 from isaac_lab.data.files import File, md5
 
-__all__ = ["GENERATED", "GLUE", "IDX", "SETS", "FileSet", "Form", "Generated", "Parcel", "idx_set"]
-
 #: What a download is: one compressed file, one as it is, an archive, or the two texts that MRPC's files are made from.
 Form = Literal["gzip", "plain", "tar", "zip", "mrpc"]
 

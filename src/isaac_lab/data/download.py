@@ -17,8 +17,6 @@ from isaac_lab.data.catalogue import FileSet, Parcel
 from isaac_lab.data.files import DataError, File, check, contents, unpack
 from isaac_lab.records import write_whole
 
-__all__ = ["addresses", "fetch"]
-
 #: Seconds without a byte after which the next mirror is asked.
 PATIENCE = 15.0
 CHUNK = 1 << 16

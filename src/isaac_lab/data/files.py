@@ -10,8 +10,6 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DataError", "File", "check", "contents", "md5", "unpack"]
-
 
 class DataError(Exception):
     """Data that is missing or not what it should be; the message names it and says what to do."""

@@ -12,8 +12,6 @@ from isaac_lab.data import places, toy_images
 from isaac_lab.data.catalogue import GENERATED, SETS
 from isaac_lab.data.files import DataError, md5
 
-__all__ = ["NAMES", "DataError", "Images", "load"]
-
 CIFAR_10 = "cifar-10"
 TOY = "toy-images"
 NAMES = (CIFAR_10, TOY)
@@ -49,11 +47,6 @@ class Images:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     checksum: str
-
-    @property
-    def generated(self) -> bool:
-        """Whether these are no photographs, so that no result on them is one on CIFAR-10."""
-        return self.name in GENERATED
 
 
 def load(name: str, folder: Path | None = None) -> Images:

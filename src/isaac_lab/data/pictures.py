@@ -12,8 +12,6 @@ from isaac_lab.data.places import places
 from isaac_lab.records import installed
 from isaac_lab.trial import TrialError
 
-__all__ = ["NAMES", "DataError", "load"]
-
 GENERATED = "waves"
 #: Those of scikit-learn are 427 × 640.
 NAMES, LARGEST = ("flower", "china", GENERATED), 426

@@ -9,8 +9,6 @@ from pathlib import Path
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.data.files import DataError, File, contents
 
-__all__ = ["Place", "cache", "find", "missing", "path", "places", "read", "remedy"]
-
 
 @dataclass(frozen=True)
 class Place:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from isaac_lab.data import places
 from isaac_lab.data.catalogue import IDX, SETS
-from isaac_lab.data.files import DataError, md5
-
-__all__ = ["NAMES", "DataError", "Dataset", "decode", "load"]
+from isaac_lab.data.files import DataError as DataError
+from isaac_lab.data.files import md5
 
 DIGITS = "digits"
 NAMES = (*IDX, DIGITS)

@@ -8,8 +8,6 @@ from importlib import resources
 
 from isaac_lab.data.files import File, check, unpack
 
-__all__ = ["FILE", "load"]
-
 FILE = File("shakespeare.txt", 1_115_394, "6fb458f1232090904fb40fe944165e91")
 
 

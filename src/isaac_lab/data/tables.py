@@ -15,8 +15,6 @@ from isaac_lab.data import places
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.data.files import DataError, md5
 
-__all__ = ["NAMES", "Columns", "DataError", "load"]
-
 DIAMONDS, DIABETES = "diamonds", "diabetes"
 NAMES = (DIAMONDS, DIABETES)
 #: Columns of words in Diamonds.

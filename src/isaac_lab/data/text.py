@@ -10,8 +10,6 @@ from isaac_lab.data import places, toy_text
 from isaac_lab.data.catalogue import GENERATED, GLUE, SETS
 from isaac_lab.data.files import DataError, md5
 
-__all__ = ["NAMES", "DataError", "Kind", "Split", "TextTask", "load"]
-
 #: Is this a sentence of the language? Do both say the same? How similar is what they say?
 Kind = Literal["acceptability", "paraphrase", "similarity"]
 NAMES = (*GLUE, "toy-cola", "toy-mrpc", "toy-stsb")
@@ -61,16 +59,6 @@ class TextTask:
     def outputs(self) -> int:
         """Of the last layer: a number for each of two classes, or one score."""
         return 1 if self.kind == "similarity" else 2
-
-    @property
-    def pairs(self) -> bool:
-        """Whether an example is a pair of sentences."""
-        return self.train.second is not None
-
-    @property
-    def generated(self) -> bool:
-        """Whether no person wrote these sentences, so that no result on them is one on GLUE."""
-        return self.name in GENERATED
 
 
 #: Whether a line of names comes first, and the columns (from 0) of the sentences and the label. Nothing is quoted: `"` is a

@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-__all__ = ["CLASSES", "generate"]
-
 CLASSES = 10
 SIDE = 32
 #: Cycles over the width of an image, of the coarse and of the fine patterns, and by which share a single image may deviate.

@@ -9,8 +9,6 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["WORDS", "Row", "generate"]
-
 #: What fills each place of a sentence: things, each with two words for it.
 QUALITIES = (("big", "large"), ("small", "little"), ("quick", "fast"), ("happy", "glad"), ("angry", "mad"), ("quiet", "silent"))
 PEOPLE = (

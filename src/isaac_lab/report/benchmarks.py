@@ -1,12 +1,13 @@
 """Benchmark records as tables: rows for the terminal, and the Markdown page, in which every figure names its record."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import rich.table
 from rich.console import Console
 
 from isaac_lab.bench.published import PAPER, paper_ratio
@@ -19,9 +20,8 @@ from isaac_lab.charts.figure import Chart, Figure, Look, Method, look
 from isaac_lab.charts.lines import Axis, Line
 from isaac_lab.records import write, write_whole
 from isaac_lab.report.docs import wrapped
+from isaac_lab.report.parts import made_by
 from isaac_lab.report.tables import Row, Table, table
-
-__all__ = ["CAPTION", "LEFT", "bars", "blocks", "markdown", "rows", "scaling_curves", "show"]
 
 Record = dict[str, Any]
 
@@ -72,19 +72,19 @@ def _records(kind: str, records: Mapping[str, Record], figures: Path) -> str:
 
 def markdown(name: str, record: Record) -> str:
     """One record as a table, with the name of its file, its command and where it ran."""
-    headings, body = rows(record)
-    text = _table(headings, body)
+    text = as_table(record).markdown()
     if record.get("left_out"):
         left_out = "; ".join(record["left_out"])
         text += f"\n{wrapped(f'Left out, because a point would take longer than its budget: {left_out}.')}\n"
     return f"{text}\n{_source(name, record)}\n"
 
 
-def rows(record: Record, *, compact: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of one record; `compact` for a terminal of 80 columns, without quartiles of times."""
+def as_table(record: Record, *, compact: bool = False) -> Table:
+    """One record as a table; `compact` for a terminal of 80 columns, without quartiles of times."""
     cases = record["cases"]
     if record["kind"] == "scaling":
-        return ["Size", "gradient, ms", "ζ*, ms", "× gradient", "Multiply-adds"], [_point(case, compact) for case in cases]
+        headings = ["Size", "gradient, ms", "ζ*, ms", "× gradient", "Multiply-adds"]
+        return table(headings, [_point(case, compact) for case in cases], LEFT)
     headings = ["Model", "Method", "ms/step", "× gradient"]
     published = record["kind"] == "table2"
     with_memory = any("peak_bytes" in method for case in cases for method in case["methods"])
@@ -93,12 +93,12 @@ def rows(record: Record, *, compact: bool = False) -> tuple[list[str], list[list
     body = []
     for case in cases:
         for method in case["methods"]:
-            cells = [case["title"], _name(method["name"], record), *_times(method, compact=compact)]
+            own = [case["title"], _name(method["name"], record), *_times(method, compact=compact)]
             if published:
-                cells.append(_ratio(paper_ratio(case["name"], method["name"], record["mode"].split("-")[0])))
-            cells += _memory(case, method) if with_memory else []
-            body.append(cells)
-    return headings, body
+                ratio = paper_ratio(case["name"], method["name"], record["mode"].split("-")[0])
+                own.append("–" if ratio is None else f"{ratio:.2f}")
+            body.append(own + (_memory(case, method) if with_memory else []))
+    return table(headings, body, LEFT)
 
 
 def _name(method: str, record: Record) -> str:
@@ -109,7 +109,7 @@ def _name(method: str, record: Record) -> str:
 
 def _point(case: Record, compact: bool) -> list[str]:
     """A point of the scaling curves in one row."""
-    plain, ours = (_method(case, name) or {"skipped": "–"} for name in (BASELINE, "zeta_star"))
+    plain, ours = (entry(case, name) or {"skipped": "–"} for name in (BASELINE, "zeta_star"))
     times, ratio = _times(ours, compact=compact)
     return [case["title"], _times(plain, compact=compact)[0], times, ratio, f"{case['theory']:.3f}"]
 
@@ -137,20 +137,19 @@ def _memory(case: Record, method: Record) -> list[str]:
     paper = f"{published.megabytes:.1f}" if published else ""
     if "peak_bytes" not in method:
         return ["", "", paper]
-    above = _above(case, method)
-    return [f"{method['peak_bytes'] / 1e6:.2f}", "" if above is None else f"{above:+.{2 if above < 100 else 0}f} %", paper]
+    above = 100 * ((memory_ratio(case, method["name"]) or math.nan) - 1)
+    return [f"{method['peak_bytes'] / 1e6:.2f}", "" if math.isnan(above) else f"{above:+.{2 if above < 100 else 0}f} %", paper]
 
 
-def _above(case: Record, method: Record) -> float | None:
-    """Percent of peak memory above the plain gradient's."""
-    plain = _method(case, BASELINE)
-    if plain is None or "peak_bytes" not in plain or "peak_bytes" not in method:
-        return None
-    return float(100 * (method["peak_bytes"] / plain["peak_bytes"] - 1))
+def entry(case: Record, name: str) -> Record:
+    """What was measured of a method; nothing where it was not."""
+    return next((method for method in case["methods"] if method["name"] == name), {})
 
 
-def _ratio(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def memory_ratio(case: Record, name: str) -> float | None:
+    """A method's peak memory over that of the plain gradient."""
+    own, plain = entry(case, name), entry(case, BASELINE)
+    return float(own["peak_bytes"] / plain["peak_bytes"]) if "peak_bytes" in own and "peak_bytes" in plain else None
 
 
 def bars(records: Mapping[str, Record]) -> Table:
@@ -169,10 +168,6 @@ def bars(records: Mapping[str, Record]) -> Table:
     return Table("Bars, reached and missed", columns, tuple(rows), frozenset({0, 1, 4, 5}))
 
 
-def _method(case: Record, name: str) -> Record | None:
-    return next((method for method in case["methods"] if method["name"] == name), None)
-
-
 def _mode(record: Record) -> str:
     machine = record["machine"]
     where = machine.get("gpu") or machine["cpu"] or machine["architecture"]
@@ -182,17 +177,8 @@ def _mode(record: Record) -> str:
 
 
 def _source(name: str, record: Record) -> str:
-    machine, versions = record["machine"], record["versions"]
-    hardware = ", ".join(str(part) for part in (machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores") if part)
-    software = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    return wrapped(
-        f"Record: `{name}`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. Command: `{record['command']}`. "
-        f"λ = {record['settings']['damping']:g}, rounds: {record['settings']['rounds']}. {hardware}; {software}."
-    )
-
-
-def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    return table(headings, body, LEFT).markdown()
+    settings = f"λ = {record['settings']['damping']:g}, rounds: {record['settings']['rounds']}. "
+    return made_by(name, record, settings)
 
 
 CURVES = (Method("measured, with quartiles", look("zeta_star"), ours=True), Method("multiply-adds", Look("grey", (6, 4))))
@@ -204,7 +190,7 @@ def scaling_curves(record: dict[str, Any]) -> Figure:
     """A chart by batch size and one by width."""
     charts = []
     for curve in SCALED:
-        cases = [case for case in record["cases"] if case["curve"] == curve and "ratio" in _star(case)]
+        cases = [case for case in record["cases"] if case["curve"] == curve and "ratio" in entry(case, "zeta_star")]
         charts += [_chart(curve, cases)] if cases else []
     machine = record["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
@@ -214,12 +200,8 @@ def scaling_curves(record: dict[str, Any]) -> Figure:
     return Figure("figure-scaling", tuple(charts), title, "1 is the plain step.", controls, CURVES)
 
 
-def _star(case: dict[str, Any]) -> dict[str, Any]:
-    return next((method for method in case["methods"] if method["name"] == "zeta_star"), {})
-
-
 def _chart(curve: str, cases: list[dict[str, Any]]) -> Chart:
-    sizes, ratios = [case[curve] for case in cases], [_star(case)["ratio"] for case in cases]
+    sizes, ratios = [case[curve] for case in cases], [entry(case, "zeta_star")["ratio"] for case in cases]
     measured = {"size": sizes, "ratio": [ratio["median"] for ratio in ratios]}
     measured |= {f"ratio_{end}": [ratio[end] for ratio in ratios] for end in ("low", "high")}
     drawn = [
@@ -236,21 +218,16 @@ def show(record: Record, out: Path, console: Console) -> None:
     path = out / f"{file_stem(record)}.json"
     write(path, record)
     write_whole(path.with_suffix(".md"), markdown(path.name, record))
-    headings, body = rows(record, compact=True)
+    shown = as_table(record, compact=True)
     if record["kind"] == "scaling":
         pictures(scaling_curves(record), path)
-        console.print(_terminal(f"scaling, {record['mode']}", headings, body))
+        console.print(replace(shown, caption=f"scaling, {record['mode']}").terminal())
     else:
-        for title, own in itertools.groupby(body, key=lambda row: row[0]):
-            console.print(_terminal(f"{title}, {record['mode']}", headings[1:], [row[1:] for row in own]))
+        # The terminal has 80 columns: what the paper's memory was is in the Markdown file.
+        kept = [place for place, heading in enumerate(shown.columns) if heading not in ("Model", "Paper MB")]
+        for title, own in itertools.groupby(shown.rows, key=lambda row: row.cells[0]):
+            console.print(replace(shown, rows=tuple(own), caption=f"{title}, {record['mode']}").only(kept).terminal())
     console.print(CAPTION)
     if record.get("left_out"):
         console.print(f"Left out (--budget): {'; '.join(record['left_out'])}.")
     console.print(f"Record: {path}\n", markup=False, soft_wrap=True)
-
-
-def _terminal(title: str, headings: Sequence[str], body: Sequence[Sequence[str]]) -> rich.table.Table:
-    # The terminal has 80 columns: what the paper's memory was is in the Markdown file.
-    shown = [number for number, heading in enumerate(headings) if heading != "Paper MB"]
-    kept = [[row[number] for number in shown] for row in body]
-    return table([headings[number] for number in shown], kept, LEFT, title).terminal()

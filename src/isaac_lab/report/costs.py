@@ -1,6 +1,7 @@
 """The paper's Table 2 as dots: what a step of each method costs over the plain one, beside the paper's figure and the bar."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from isaac_lab.bench.published import BARS, DAMPING, PAPER, paper_ratio
@@ -9,10 +10,9 @@ from isaac_lab.bench.steps import BASELINE
 from isaac_lab.charts import dots
 from isaac_lab.charts.figure import Chart, Figure, Method, identifier, look
 from isaac_lab.report import parts
-from isaac_lab.report.benchmarks import LEFT, bars, rows
-from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Row, Section, Source, Table
-
-__all__ = ["both", "figure", "section"]
+from isaac_lab.report.benchmarks import as_table, bars, entry, memory_ratio
+from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section, Source
+from isaac_lab.report.tables import Row, Table
 
 Record = dict[str, Any]
 
@@ -100,15 +100,11 @@ def _limit(record: Record, model: str, method: str, quantity: str) -> float | No
 
 def relative(case: Record, name: str, quantity: str) -> tuple[float | None, float, float]:
     """A method's time or peak memory over the plain gradient's: median and quartiles, or three times the same number."""
-    method: Record = next((method for method in case["methods"] if method["name"] == name), {})
     if quantity == "time":
-        ratio = method.get("ratio")
-        return (ratio["median"], ratio["low"], ratio["high"]) if ratio else (None, 0.0, 0.0)
-    plain: Record = next((method for method in case["methods"] if method["name"] == BASELINE), {})
-    if "peak_bytes" not in method or "peak_bytes" not in plain:
-        return None, 0.0, 0.0
-    ratio = method["peak_bytes"] / plain["peak_bytes"]
-    return ratio, ratio, ratio
+        found = entry(case, name).get("ratio")
+        return (found["median"], found["low"], found["high"]) if found else (None, 0.0, 0.0)
+    ratio = memory_ratio(case, name)
+    return (None, 0.0, 0.0) if ratio is None else (ratio, ratio, ratio)
 
 
 def published(record: Record, model: str, method: str, quantity: str) -> float | None:
@@ -134,10 +130,10 @@ def section(records: Mapping[str, Record], directory: str) -> Section:
             blocks.append(_compared([record for _, record in named], quantity))
         blocks.append(Heading("costs-numbers", "All numbers, record by record"))
         for name, record in named:
-            headings, body = rows(record)
-            table = tuple(Row(tuple(cell or "–" for cell in cells), cells[1] == METHODS["zeta_star"]) for cells in body)
-            words = frozenset(place for place, heading in enumerate(headings) if heading in LEFT)
-            blocks.append(Table(title(record), tuple(headings), table, words, folded=True))
+            shown = as_table(record)
+            ours = [row.cells[1] == METHODS["zeta_star"] for row in shown.rows]
+            own = (Row(tuple(cell or "–" for cell in row.cells), mine) for row, mine in zip(shown.rows, ours, strict=True))
+            blocks.append(replace(shown, caption=title(record), rows=tuple(own), folded=True))
             blocks.append(Source.of([f"{directory}/{name}"], [record]))
     blocks += _bars(records, directory)
     lead = (

@@ -5,66 +5,54 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from isaac_lab.charts import lines
-from isaac_lab.charts.figure import Figure, Look, Method, identifier
+from isaac_lab.charts.figure import DOTTED, Figure, Look, Method, identifier
 from isaac_lab.charts.lines import ONE_SEED, Axis, Line
 from isaac_lab.claims.evidence import Evidence
 from isaac_lab.record import Point, Record
 from isaac_lab.report import parts
-from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Row, Section, Table
-from isaac_lab.report.views import setting, source
+from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
+from isaac_lab.report.tables import Row, Table
+from isaac_lab.report.views import rate, setting, source
 from isaac_lab.studies.paper import EXPERIMENTS, fig5, figA1
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.trial import Trial
 from isaac_lab.words import number, percent
 
-__all__ = ["FIGURES", "figure", "section"]
-
-SCALES = ("paper", "quick")
 Quantity = Literal["train_loss", "test_loss", "test_accuracy"]
 
 QUANTITIES: tuple[Quantity, ...] = ("train_loss", "test_loss", "test_accuracy")
 SECONDS_LOG = "Seconds (log)"
-DASHES = {"-": (), "--": (7, 4), ":": (2, 3)}
+BROKEN = (7, 4)
 TITLES = {"train_loss": "Training loss", "test_loss": "Test loss", "test_accuracy": "Test accuracy"}
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a group looks in a figure: its name, a key of `HUES`, one of `DASHES`, and a width."""
-
-    label: str
-    hue: str
-    style: str = "-"
-    width: float = 2
 
 
 #: K-FAC and ζ are the same update, so that their curves may lie on each other: the lower one is thicker.
 AUTOENCODER = {
-    "kfac 0.1": Style("K-FAC, λ = 0.1", "yellow", width=4.5),
-    "kfac 0.01": Style("K-FAC, λ = 0.01", "yellow", "--", width=4.5),
-    "zeta 0.1": Style("ζ, λ = 0.1", "blue", width=2.6),
-    "zeta 0.01": Style("ζ, λ = 0.01", "blue", "--", width=2.6),
-    "zeta_star 0.1": Style("ζ*, λ = 0.1", "red"),
-    "zeta_star 0.01": Style("ζ*, λ = 0.01", "red", "--"),
-    "gradient": Style("∇ (SGD)", "black"),
+    "kfac 0.1": Method("K-FAC, λ = 0.1", Look("yellow", width=4.5)),
+    "kfac 0.01": Method("K-FAC, λ = 0.01", Look("yellow", BROKEN, 4.5)),
+    "zeta 0.1": Method("ζ, λ = 0.1", Look("blue", width=2.6)),
+    "zeta 0.01": Method("ζ, λ = 0.01", Look("blue", BROKEN, 2.6)),
+    "zeta_star 0.1": Method("ζ*, λ = 0.1", Look("red"), ours=True),
+    "zeta_star 0.01": Method("ζ*, λ = 0.01", Look("red", BROKEN), ours=True),
+    "gradient": Method("∇ (SGD)", Look("black")),
 }
 MORE_METHODS = {
     **AUTOENCODER,
-    "kfac 600": Style(f"K-FAC, λ = {figA1.DAMPING:g}, batch {figA1.BATCH}", "yellow", ":", width=3.5),
-    "gradient 600": Style(f"∇ (SGD), batch {figA1.BATCH}", "black", ":"),
-    "momentum": Style("SGD with momentum", "grey"),
-    "adam": Style("Adam", "pink"),
+    "kfac 600": Method(f"K-FAC, λ = {figA1.DAMPING:g}, batch {figA1.BATCH}", Look("yellow", DOTTED, 3.5)),
+    "gradient 600": Method(f"∇ (SGD), batch {figA1.BATCH}", Look("black", DOTTED)),
+    "momentum": Method("SGD with momentum", Look("grey")),
+    "adam": Method("Adam", Look("pink")),
 }
 LAYERS = {
-    "all": Style("ζ* in all layers", "red", width=2.6),
-    "1": Style("ζ* in layer 1", "blue"),
-    "5": Style("ζ* in layer 5", "sky"),
-    "1-3": Style("ζ* in layers 1, 2, 3", "green"),
-    "3-5": Style("ζ* in layers 3, 4, 5", "pink"),
-    "odd": Style("ζ* in layers 1, 3, 5", "orange", "--"),
-    "even": Style("ζ* in layers 2, 4", "yellow", "--"),
-    "none": Style("∇ in all layers", "black", width=2.6),
+    "all": Method("ζ* in all layers", Look("red", width=2.6), ours=True),
+    "1": Method("ζ* in layer 1", Look("blue"), ours=True),
+    "5": Method("ζ* in layer 5", Look("sky"), ours=True),
+    "1-3": Method("ζ* in layers 1, 2, 3", Look("green"), ours=True),
+    "3-5": Method("ζ* in layers 3, 4, 5", Look("pink"), ours=True),
+    "odd": Method("ζ* in layers 1, 3, 5", Look("orange", BROKEN), ours=True),
+    "even": Method("ζ* in layers 2, 4", Look("yellow", BROKEN), ours=True),
+    "none": Method("∇ in all layers", Look("black", width=2.6)),
 }
 READING = f"λ = {fig5.DAMPING:g}. "
 
@@ -83,7 +71,7 @@ class Curves:
     """
 
     title: str
-    styles: Mapping[str, Style]
+    styles: Mapping[str, Method]
     quantities: tuple[Quantity, ...]
     across: tuple[str, str] = (SECONDS_LOG, "Epochs")
     shown: int = 1
@@ -115,12 +103,9 @@ def figure(view: View) -> Figure:
     quantities = shown.quantities
     drawn: list[Line] = []
     methods: list[Method] = []
-    for name, style in shown.styles.items():
-        outcome = next((outcome for outcome in view.outcomes if name in outcome.records), None)
-        if outcome is None:
-            continue
-        methods.append(Method(style.label, Look(style.hue, DASHES[style.style], style.width), ours="ζ*" in style.label))
-        drawn += _lines(view, outcome, name, style.label)
+    for name, method, outcome in _groups(view):
+        methods.append(method)
+        drawn += _lines(view, outcome, name, method.label)
     horizontal = [Axis("step", "Steps", ",d"), Axis("epoch", "Epochs", ",d")]
     if measured := any(value is not None for line in drawn for value in line.columns["seconds"]):
         label = clock_label(view)
@@ -143,6 +128,16 @@ def figure(view: View) -> Figure:
     return Figure(f"figure-{own}", (chart,), shown.title, subtitle, tuple(controls), tuple(methods), tuple(rows))
 
 
+def _groups(view: View) -> list[tuple[str, Method, Outcome]]:
+    """Those that have been run, with the panel that each is of."""
+    styles = FIGURES[view.experiment.id].styles
+    return [
+        (name, method, next(outcome for outcome in view.outcomes if name in outcome.records))
+        for name, method in styles.items()
+        if any(name in outcome.records for outcome in view.outcomes)
+    ]
+
+
 def _lines(view: View, outcome: Outcome, name: str, label: str) -> list[Line]:
     """The mean over seeds and, where there are several, each of them."""
     records = outcome.records[name]
@@ -154,11 +149,6 @@ def _lines(view: View, outcome: Outcome, name: str, label: str) -> list[Line]:
         for record, run in zip(records, runs, strict=True):
             found.append(Line(label, f"seed {record.trial.seed}", run, diverged=record.status == "diverged"))
     return found
-
-
-def over_seeds(view: View, outcome: Outcome, name: str, label: str) -> Line | None:
-    """The mean over the seeds of a group."""
-    return next((line for line in _lines(view, outcome, name, label) if line.over_seeds), None)
 
 
 def _columns(view: View, outcome: Outcome, name: str, record: Record) -> dict[str, list[float | None]]:
@@ -215,7 +205,7 @@ def section(evidence: Evidence, directory: str) -> Section:
     for name in FIGURES:
         experiment = EXPERIMENTS[name]
         blocks.append(Heading(identifier("curves", name), f"{experiment.name}: {experiment.shows}"))
-        view = next((view for scale in SCALES if _is_whole(view := evidence.view(name, scale))), None)
+        view = next((view for view in evidence.views(name) if _is_whole(view)), None)
         if view is None:
             blocks.append(Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick"))
             continue
@@ -237,28 +227,18 @@ def _is_whole(view: View) -> bool:
 
 
 def _figure(view: View) -> parts.Figure:
-    own = FIGURES[view.experiment.id]
-    ends: list[Row] = []
-    for name, style in own.styles.items():
-        outcome = next((outcome for outcome in view.outcomes if name in outcome.records), None)
-        if outcome is not None:
-            over = over_seeds(view, outcome, name, style.label)
-            ends.append(_end(style.label, outcome, name, over, own.quantities))
-    shown = (TITLES[quantity] for quantity in QUANTITIES if quantity in own.quantities)
-    headings = ("Method", *shown, "Learning rate", "Seeds", "Diverged")
-    table = Table("At the end; mean over seeds (lowest to highest).", headings, tuple(ends))
-    return parts.Figure(figure(view), (table,))
-
-
-def _end(label: str, outcome: Outcome, name: str, over: Line | None, quantities: tuple[str, ...]) -> Row:
-    records, rate = outcome.records[name], outcome.rates[name]
-    cells = []
-    for quantity in QUANTITIES:
-        if quantity in quantities:
-            cells.append(_range(over, quantity) if over else "–")
-    diverged = sum(record.status == "diverged" for record in records)
-    about = ("all diverged" if rate is None else f"{rate:g}", str(len(records)), str(diverged))
-    return Row((label, *cells, *about), ours="ζ*" in label, marks={len(cells) + 3: "bad"} if diverged or rate is None else {})
+    quantities = [quantity for quantity in QUANTITIES if quantity in FIGURES[view.experiment.id].quantities]
+    ends = []
+    for name, method, outcome in _groups(view):
+        over = next((line for line in _lines(view, outcome, name, method.label) if line.over_seeds), None)
+        records = outcome.records[name]
+        diverged = sum(record.status == "diverged" for record in records)
+        cells = [method.label, *(_range(over, quantity) if over else "–" for quantity in quantities)]
+        cells += [rate(outcome, name), str(len(records)), str(diverged)]
+        lost = diverged or outcome.rates[name] is None
+        ends.append(Row(tuple(cells), method.ours, marks={len(cells) - 1: "bad"} if lost else {}))
+    headings = ("Method", *(TITLES[quantity] for quantity in quantities), "Learning rate", "Seeds", "Diverged")
+    return parts.Figure(figure(view), (Table("At the end; mean over seeds (lowest to highest).", headings, tuple(ends)),))
 
 
 def _range(over: Line, quantity: str) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -13,14 +13,11 @@ from isaac_lab.charts.draw import draw, pictures
 from isaac_lab.charts.figure import Figure, Method, look
 from isaac_lab.charts.lines import Axis
 from isaac_lab.record import Record, Store
-from isaac_lab.report import docs
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.stats import Difference, contrast
 from isaac_lab.studies import demo as studies
-from isaac_lab.studies.demo import FRAMES, METHODS, Summary, summarize
+from isaac_lab.studies.demo import FRAMES, Summary, summarize
 from isaac_lab.workload import load
-
-__all__ = ["curves", "fill", "photographs", "table", "what_one_sees", "write"]
 
 NOTE = (
     "PSNR: of the pixels that are fitted, more is better; mean of {seeds} ± standard deviation. p: Welch, two-sided, against "
@@ -44,12 +41,10 @@ class Shown:
         return "one seed" if count == 1 else f"{count} seeds"
 
 
-def write(store: Store, methods: Sequence[studies.Method], seeds: int, device: str, folder: Path | None) -> Shown:
+def write(shown: Shown, out: Path, folder: Path | None) -> None:
     """Pictures beside the records."""
-    shown = read(store, methods, seeds, device)
-    pictures(photographs(shown, folder), store.folder / "pictures", suffixes=[".png"])
-    pictures(curves(shown), store.folder / "curves", suffixes=[".png"])
-    return shown
+    pictures(photographs(shown, folder), out / "pictures", suffixes=[".png"])
+    pictures(curves(shown), out / "curves", suffixes=[".png"])
 
 
 def read(store: Store, methods: Sequence[studies.Method], seeds: int, device: str) -> Shown:
@@ -99,7 +94,7 @@ def what_one_sees(shown: Shown) -> list[str]:
 
 def photographs(shown: Shown, folder: Path | None = None) -> Figure:
     """A row for each method, a column for each step, and the photograph itself."""
-    first = METHODS[0].trial(0)
+    first = studies.METHODS[0].trial(0)
     original = load(first, device="cpu", folder=folder).original
     rows = []
     for own in shown.summaries:
@@ -138,21 +133,22 @@ def curves(shown: Shown) -> Figure:
 _DEVICES = {"cpu": "CPU core", "cuda": "GPU"}
 
 
-def fill(page: Path, out: Path, seeds: int) -> None:
-    """Put what the records say where a page has marks for it; its pictures lie beside it."""
-    shown = read(Store(out), METHODS, seeds, "cpu")
-    figures = page.parent / "figures"
+def blocks(known: Callable[[], Shown], folder: Path) -> dict[str, Callable[[], str]]:
+    """What fills the block of a page.
+
+    Args:
+        known: What the records say, when they are there.
+        folder: Directory for the pictures, beside the page.
+    """
 
     def block() -> str:
-        draw(photographs(shown), figures / "photograph.svg")
-        draw(curves(shown), figures / "psnr.svg")
-        both = "".join(
-            f"![{figure.title}](figures/{name}.svg)\n\n"
-            for name, figure in (("photograph", photographs(shown)), ("psnr", curves(shown)))
-        )
-        return f"{both}{table(shown).markdown()}\n" + textwrap.fill(table(shown).note, 116)
+        shown, drawn = known(), []
+        for name, figure in (("photograph", photographs(shown)), ("psnr", curves(shown))):
+            draw(figure, folder / f"{name}.svg")
+            drawn.append(f"![{figure.title}]({folder.name}/{name}.svg)\n\n")
+        return f"{''.join(drawn)}{table(shown).markdown()}\n" + textwrap.fill(table(shown).note, 116)
 
-    docs.fill(page, {"demo": block})
+    return {"demo": block}
 
 
 def _columns(record: Record, seconds: float) -> dict[str, list[float | None]]:

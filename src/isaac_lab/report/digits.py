@@ -8,8 +8,6 @@ from isaac_lab.charts.lines import Axis, Line
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.studies.digits import Summary, families
 
-__all__ = ["figure", "headline", "table", "what_one_sees"]
-
 CAPTION = (
     "Mean ± standard deviation over seeds, after the last epoch. Epochs to best plain: the first epoch at which the mean "
     "training loss is at or below the lowest that the same optimizer has without ISAAC. Seconds: training steps only, median.\n"

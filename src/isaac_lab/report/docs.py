@@ -10,9 +10,6 @@ from pathlib import Path
 
 from isaac_lab.records import write_whole
 
-__all__ = ["DocsError", "blocks", "check", "fill", "filled", "wrapped"]
-
-
 #: Of a line of a page.
 WIDTH = 120
 
@@ -53,7 +50,9 @@ def filled(text: str, made: Mapping[str, Callable[[], str]], page: str = "the pa
 
 
 def check(page: Path, names: Iterable[str]) -> None:
-    """Learn before the work, and not after it, that a page has none of these blocks."""
+    """Learn before the work, and not after it, that a page is not there or has none of these blocks."""
+    if not page.is_file():
+        raise DocsError(f"there is no page {page}; name one that has marks to be filled in")
     _named(page.read_text(encoding="utf-8"), names, str(page))
 
 

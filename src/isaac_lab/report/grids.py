@@ -6,18 +6,16 @@ from isaac_lab.charts import heat
 from isaac_lab.charts.figure import Figure, identifier
 from isaac_lab.claims.evidence import Evidence
 from isaac_lab.report import parts
-from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Row, Section, Table
-from isaac_lab.report.views import setting, source
+from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
+from isaac_lab.report.tables import Row, Table
+from isaac_lab.report.views import rate, setting, source
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.grids import accuracies, losses
 from isaac_lab.studies.paper.recipe import Outcome
-from isaac_lab.words import number, percent
-
-__all__ = ["TITLES", "cells", "figure", "section"]
+from isaac_lab.words import damping, number, percent
 
 READING = "Numbers: log₁₀ of the loss{accuracy}. Brighter is better; frames mark the best cell of ζ and of ζ*; ×: diverged."
-SCALES = ("paper", "quick")
 #: By experiment, the title of its picture, and whether that has the accuracy too.
 TITLES = {
     "fig1": ("Figure 1: training loss and test accuracy, 5-layer ReLU network", True),
@@ -43,8 +41,7 @@ def figure(view: View) -> Figure:
     own = identifier("map", view.experiment.id, view.scale.name)
     charts = []
     for outcome in view.outcomes:
-        chosen = {heat.NAMES[name]: "all diverged" if rate is None else f"{rate:g}" for name, rate in outcome.rates.items()}
-        rates = ", ".join(map(" ".join, chosen.items()))
+        rates = ", ".join(f"{heat.NAMES[name]} {rate(outcome, name)}" for name in outcome.rates)
         name = f"({outcome.panel.name}) {outcome.panel.title}\nlearning rates: {rates}"
         charts.append(heat.chart(f"{own}-{outcome.panel.name}", name, cells(outcome)))
     control = heat.control([cell for outcome in view.outcomes for cell in cells(outcome)])
@@ -60,7 +57,7 @@ def section(evidence: Evidence, directory: str) -> Section:
     for name in TITLES:
         experiment = EXPERIMENTS[name]
         blocks.append(Heading(identifier("grid", name), f"{experiment.name}: {experiment.shows}"))
-        views = [view for scale in SCALES if (view := evidence.view(name, scale)).outcomes]
+        views = [view for view in evidence.views(name) if view.outcomes]
         if not views:
             blocks.append(Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick"))
         for view in views:
@@ -88,9 +85,6 @@ def _table(outcome: Outcome) -> Table:
             return "diverged"
         return number(cell["loss"]) + (f" ({percent(cell['accuracy'], 1)})" if math.isfinite(cell["accuracy"]) else "")
 
-    def words(value: float) -> str:
-        return "∞" if value == math.inf else f"{value:g}"
-
-    rows = tuple(Row((f"λ_a {words(inputs)}", *(text(inputs, output) for output in dampings))) for inputs in dampings)
+    rows = tuple(Row((f"λ_a {damping(inputs)}", *(text(inputs, output) for output in dampings))) for inputs in dampings)
     caption = f"({outcome.panel.name}) {outcome.panel.title}: training loss (test accuracy)"
-    return Table(caption, ("", *(f"λ_g {words(output)}" for output in dampings)), rows)
+    return Table(caption, ("", *(f"λ_g {damping(output)}" for output in dampings)), rows)

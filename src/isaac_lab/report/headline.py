@@ -5,16 +5,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from isaac_lab.bench.published import PAPER
+from isaac_lab.claims.checks import best
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.report.parts import Section, Source, Tile, Tiles
 from isaac_lab.report.summaries import Summary, checked
 from isaac_lab.report.views import data_of
-from isaac_lab.studies.paper.grids import losses
-from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.studies.race.standings import lowest, pairs
 from isaac_lab.words import number, times
-
-__all__ = ["section"]
 
 LEAD = (
     "ISAAC conditions the gradient of each weight by the curvature that the layer's own inputs carry: one b × b inverse per "
@@ -59,8 +56,9 @@ def _grid(evidence: Evidence) -> Tile | None:
     found = next((outcome for panel in "bacd" if (outcome := evidence.outcome("fig1", panel)) is not None), None)
     if found is None:
         return None
-    star, plain = _lowest(found, star=True), _lowest(found, star=False)
-    if star is None or plain is None:
+    own = best(found)
+    star, plain = own.zeta_star, own.gradient
+    if math.isinf(star) or math.isinf(plain):
         return None
     factor = plain / star if star < plain else star / plain
     word = "lower" if star < plain else "higher"
@@ -69,15 +67,6 @@ def _grid(evidence: Evidence) -> Tile | None:
     setting = f"5 layers, {found.panel.title}, {records[0].trial.points} epochs, scale “{found.scale}”"
     detail = f"{number(star)} against {number(plain)}: {data_of(records)}, {setting}. One seed, so there is no p."
     return Tile(times(factor), label, detail, "grids")
-
-
-def _lowest(outcome: Outcome, *, star: bool) -> float | None:
-    own = [
-        loss
-        for (inputs, outputs), loss in losses(outcome).items()
-        if outputs == math.inf and (inputs != math.inf) is star and math.isfinite(loss)
-    ]
-    return min(own, default=None)
 
 
 def _cost(evidence: Evidence) -> Tile | None:

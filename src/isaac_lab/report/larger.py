@@ -17,8 +17,6 @@ from isaac_lab.studies.paper import fig6
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.words import spread
 
-__all__ = ["accuracies", "courses", "fine_tuned", "scores", "section"]
-
 Record = Mapping[str, Any]
 
 #: With fewer epochs there is no end to enlarge.

@@ -5,14 +5,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from isaac_lab.claims import ledger
+from isaac_lab.claims import counts, ledger
 from isaac_lab.claims.evidence import Evidence
 from isaac_lab.records import installed, origin
 from isaac_lab.report import costs, curves, grids, headline, larger, race, render
 from isaac_lab.report import ledger as claims
-from isaac_lab.report.parts import Figure, Missing, Paragraph, Row, Section, Source, Table
-
-__all__ = ["PageError", "build", "check_installed"]
+from isaac_lab.report.parts import Figure, Missing, Paragraph, Section, Source
+from isaac_lab.report.tables import Row, Table
+from isaac_lab.words import versions_of
 
 
 class PageError(RuntimeError):
@@ -45,7 +45,7 @@ def build(results: Path) -> str:
     found = ledger(evidence)
     folders = tuple(f"{name}/{part}" for part in ("race", "reproduce", "bench") if (results / part).is_dir())
     sections = [
-        headline.section(evidence, races, claims.counts(found), folders),
+        headline.section(evidence, races, counts(found), folders),
         raced,
         grids.section(evidence, f"{name}/reproduce"),
         curves.section(evidence, f"{name}/reproduce"),
@@ -77,7 +77,6 @@ def _again(sections: Sequence[Section], more: Sequence[Source]) -> Section:
     import vl_convert
 
     about = origin(threads=1)
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if version)
     charts = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
     lead = (
         "The page is made from records alone; nothing on it is typed by hand but the paper's sentences and figures, the tests "
@@ -87,7 +86,7 @@ def _again(sections: Sequence[Section], more: Sequence[Source]) -> Section:
         "`pip install 'isaac-newton[lab,report]'`, then `isaac-newton report` in a checkout. The commands that made the "
         "records stand with the figures."
     )
-    made = f"This page: {versions}, {charts}, commit {about['commit'] or 'unknown'}."
+    made = f"This page: {versions_of(about)}, {charts}, commit {about['commit'] or 'unknown'}."
     rows: dict[str, Row] = {}
     for source in (*(source for section in sections for source in section.sources), *more):
         # Of several records at once it is not known which has which commit.

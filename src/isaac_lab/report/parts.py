@@ -1,29 +1,14 @@
 """What the page is made of: sections of blocks, as plain data that the template turns into HTML."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from isaac_lab.charts import figure
-from isaac_lab.charts.figure import identifier
-from isaac_lab.report.tables import Row, Table
-
-__all__ = [
-    "Block",
-    "Figure",
-    "Heading",
-    "Item",
-    "Ledger",
-    "Missing",
-    "Paragraph",
-    "Row",
-    "Section",
-    "Source",
-    "Table",
-    "Tile",
-    "Tiles",
-    "identifier",
-]
+from isaac_lab.claims.evidence import Claim, Finding
+from isaac_lab.report.docs import wrapped
+from isaac_lab.report.tables import Table
+from isaac_lab.words import versions_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +67,7 @@ class Source:
             return tuple(dict.fromkeys(str(call[key]) for call in known if call.get(key)))
 
         machines = dict.fromkeys(_machine(call.get("machine") or {}) for call in known)
-        versions = dict.fromkeys(_versions(call.get("versions") or {}) for call in known)
+        versions = dict.fromkeys(versions_of(call) for call in known)
         return cls(
             tuple(dict.fromkeys(records)),
             each("command"),
@@ -107,8 +92,14 @@ def _machine(machine: Mapping[str, Any]) -> str:
     return f"{machine['cpu']}{how}" if machine.get("cpu") else ""
 
 
-def _versions(versions: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+def made_by(name: str, record: Mapping[str, Any], settings: str = "") -> str:
+    """Below a table in Markdown: the record that it is from, the command, the settings and the machine."""
+    machine = record["machine"]
+    hardware = ", ".join(str(part) for part in (machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores") if part)
+    return wrapped(
+        f"Record: `{name}`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. Command: `{record['command']}`. "
+        f"{settings}{hardware}; {versions_of(record)}."
+    )
 
 
 @dataclass(frozen=True)
@@ -145,26 +136,19 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Item:
-    """A claim of the ledger."""
-
-    number: str
-    about: str
-    text: str
-    test: str
-    verdict: str
-    figures: str
-    scale: str
-
-
-@dataclass(frozen=True)
 class Ledger:
-    """The claims, to be filtered."""
+    """The claims, to be filtered.
+
+    Args:
+        found: Every claim with what the records say of it.
+        counts: By verdict, how many have it.
+        names: By the id of an experiment, what it is in the paper.
+    """
 
     kind: ClassVar[str] = "ledger"
-    items: tuple[Item, ...]
+    found: Sequence[tuple[Claim, Finding]]
     counts: Mapping[str, int]
-    experiments: tuple[str, ...]
+    names: Mapping[str, str]
 
 
 Block: TypeAlias = Paragraph | Heading | Missing | Source | Table | Figure | Tiles | Ledger

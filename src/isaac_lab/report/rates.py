@@ -1,8 +1,9 @@
 """The study of learning rates for people: its table, its picture, the block of its page."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -12,24 +13,18 @@ from isaac_lab.charts.draw import draw, pictures
 from isaac_lab.charts.figure import DASHED, Chart, Figure, Look, Method
 from isaac_lab.charts.lines import Axis, Line
 from isaac_lab.record import Store
-from isaac_lab.records import write_whole
+from isaac_lab.records import StoreError, write_whole
 from isaac_lab.report import docs
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.stats import LEVEL, contrast, holm
 from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
 
-__all__ = ["RatesError", "Shown", "figure", "fill", "summed_up", "table", "write"]
-
 PLAIN, LINE = Method("plain", Look("black", DASHED)), Method("with the line", Look("red"), ours=True)
 ACCURACY = Axis("accuracy", "Test accuracy", ".0%")
 NOTE = (
-    "Test accuracy in %, mean of {seeds} seeds ± standard deviation; nothing but the line `isaac.attach(model)` differs. "
+    "Test accuracy in %, mean of {seeds} seeds ± standard deviation. Nothing but the line `isaac.attach(model)` differs. "
     "p: Welch, two-sided, adjusted by Holm for the five rates of an optimizer; from 0.05 on no difference is shown."
 )
-
-
-class RatesError(Exception):
-    """What cannot be drawn; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ def read(store: Store, scale: str) -> Shown:
     """The records."""
     found = cells(store, scale)
     if not found:
-        raise RatesError(f"there is no run of these rules in {store.folder}; leave out --draw-only")
+        raise StoreError(f"there is no run of these rules in {store.folder}; leave out --draw-only")
     p: dict[tuple[str, float], float] = {}
     for name in OPTIMIZERS:
         own = {str(c.rate): c for c in found if c.optimizer == name and _whole(c)}
@@ -146,20 +141,26 @@ def _chart(name: str, own: Sequence[Cell], alt: str) -> Chart:
     return lines.chart(f"rates-{name}", OPTIMIZERS[name]["title"], alt, drawn, (PLAIN, LINE), fields, bars=True)
 
 
-def fill(page: Path, out: Path) -> None:
-    """Put a scale that has records where a page has marks for it: rates-quick, rates-standard."""
-    docs.fill(page, {f"rates-{scale}": lambda scale=scale: _block(page, out, scale) for scale in ("quick", "standard")})  # type: ignore[misc]
+def blocks(out: Path, pictures: Path) -> dict[str, Callable[[], str]]:
+    """What fills the blocks of a page, those of a scale that has records: rates-quick, rates-standard.
+
+    Args:
+        out: The folder of the scales.
+        pictures: Directory for the pictures, beside the page.
+    """
+    return {f"rates-{scale}": partial(_block, out, pictures, scale) for scale in ("quick", "standard")}
 
 
-def _block(page: Path, out: Path, scale: str) -> str:
+def _block(out: Path, pictures: Path, scale: str) -> str:
     found = read(Store(out / scale), scale)
     name = "rates.svg" if scale == "standard" else f"rates-{scale}.svg"
-    draw(figure(found), page.parent / "figures" / name)
-    return f"![Test accuracy over learning rates](figures/{name})\n\n{_section(found)}"
+    draw(figure(found), pictures / name)
+    return f"![Test accuracy over learning rates]({pictures.name}/{name})\n\n{_section(found)}"
 
 
 def _section(found: Shown) -> str:
-    return f"{summed_up(found)}\n\n{table(found).markdown()}\n{table(found).note}\n"
+    shown = table(found)
+    return f"{docs.wrapped(summed_up(found))}\n\n{shown.markdown()}\n{docs.wrapped(shown.note)}\n"
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -1,26 +1,23 @@
 """The recipe suite for people: its tables, its picture, and the blocks of its page."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from isaac_lab.charts import dots
 from isaac_lab.charts.draw import draw, pictures
 from isaac_lab.charts.figure import Figure, Look, Method
 from isaac_lab.record import Store
-from isaac_lab.records import write_whole
-from isaac_lab.report import docs
+from isaac_lab.records import StoreError, write_whole
 from isaac_lab.report.tables import Row, Table
-from isaac_lab.studies.recipes import ARMS, RECIPES, RULES, SCALES, RecipeError
+from isaac_lab.studies.recipes import ARMS, RECIPES, RULES, SCALES
 from isaac_lab.studies.verdicts import Sample, Standing, standings, summed_up
 from isaac_lab.words import number
-
-__all__ = ["brief", "figure", "fill", "losses", "rules", "summed_up", "table", "write"]
 
 LINE, TUNED = Method("with the line", Look("red"), ours=True), Method("plain, best of five rates", Look("black"))
 #: The last headings of the verdicts.
 TESTED = ("p better", "p not worse", "Step", "Verdict")
+NONE = "No record has been made by the rules as they are."
 #: What the quantities are called that a workload does not name itself.
 TITLES = {
     "test_loss": "test loss",
@@ -59,9 +56,7 @@ def table(found: Sequence[Standing]) -> Table:
 def brief(found: Sequence[Standing]) -> Table:
     """The same for a terminal."""
     whole = table(found)
-    kept = [0, 2, 3, 4, *range(len(whole.columns) - len(TESTED), len(whole.columns))]
-    rows = tuple(replace(row, cells=tuple(row.cells[place] for place in kept)) for row in whole.rows)
-    return Table(whole.caption, tuple(whole.columns[place] for place in kept), rows, frozenset({0, len(kept) - 1}), whole.note)
+    return whole.only([0, 2, 3, 4, *range(len(whole.columns) - len(TESTED), len(whole.columns))])
 
 
 def losses(found: Sequence[Standing]) -> Table:
@@ -117,40 +112,42 @@ def write(store: Store, scale: str) -> list[Standing]:
     """Tables and picture beside the records."""
     found = standings(store, scale)
     if not found:
-        raise RecipeError(f"there is no run of the recipes in {store.folder} that these rules made; leave out --draw-only")
+        raise StoreError(f"there is no run of the recipes in {store.folder} that these rules made; leave out --draw-only")
     text = f"# Recipes, scale {scale}\n\n{_section(found)}"
     write_whole(store.folder / "table.md", text)
     pictures(figure(found, scale), store.folder / "figure")
     return found
 
 
-def fill(page: Path, out: Path) -> None:
-    """Put what the records say where a page has marks for it: a scale each, the rules, the table of the largest scale alone."""
-    docs.fill(
-        page,
-        {
-            "recipes-quick": lambda: _block(page, out, "quick"),
-            "recipes-standard": lambda: _block(page, out, "standard"),
-            "recipes-rules": lambda: rules("standard").markdown(),
-            "recipes-table": lambda: _largest(out),
-        },
-    )
+def blocks(out: Path, pictures: Path) -> dict[str, Callable[[], str]]:
+    """What fills each block of a page: a scale each, the rules, the table of the largest scale alone.
+
+    Args:
+        out: The folder of the scales.
+        pictures: Directory for the pictures, beside the page.
+    """
+    return {
+        "recipes-quick": lambda: _block(out, pictures, "quick"),
+        "recipes-standard": lambda: _block(out, pictures, "standard"),
+        "recipes-rules": lambda: rules("standard").markdown(),
+        "recipes-table": lambda: _largest(out),
+    }
 
 
-def _block(page: Path, out: Path, scale: str) -> str:
+def _block(out: Path, pictures: Path, scale: str) -> str:
     found = standings(Store(out / scale), scale)
     if not found:
-        return "No record has been made by the rules as they are."
+        return NONE
     name = f"recipes-{scale}.svg"
-    draw(figure(found, scale), page.parent / "figures" / name)
-    return f"![Gain of each recipe in margins](figures/{name})\n\n{_section(found)}"
+    draw(figure(found, scale), pictures / name)
+    return f"![Gain of each recipe in margins]({pictures.name}/{name})\n\n{_section(found)}"
 
 
 def _largest(out: Path) -> str:
     for scale in reversed(list(SCALES)):
         if found := standings(Store(out / scale), scale):
             return f"{table(found).markdown()}\n{table(found).note}"
-    return "No record has been made by the rules as they are."
+    return NONE
 
 
 def _section(found: Sequence[Standing]) -> str:

@@ -8,8 +8,6 @@ from typing import Any
 
 from isaac_lab.report.parts import Section
 
-__all__ = ["page"]
-
 ASSETS = files("isaac_lab.report") / "assets"
 
 

@@ -1,13 +1,12 @@
 """What fills docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.charts.draw import draw
-from isaac_lab.claims import Claim
-from isaac_lab.claims.evidence import Evidence, Finding, Verdict
+from isaac_lab.claims import counts
+from isaac_lab.claims.evidence import Claim, Evidence, Finding, Verdict
 from isaac_lab.report import paper
 from isaac_lab.report.docs import wrapped
 from isaac_lab.report.tables import table
@@ -16,9 +15,13 @@ from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Experiment, Outcome
 
-__all__ = ["blocks"]
-
-SCALES = ("paper", "quick")
+#: After a number: of one claim, and of several.
+VERBS: Mapping[str, tuple[str, str]] = {
+    Verdict.HOLDS: ("holds", "hold"),
+    Verdict.FAILS: ("does not", "do not"),
+    Verdict.UNDECIDED: ("shows no difference", "show no difference"),
+    Verdict.UNKNOWN: ("lacks data", "lack data"),
+}
 
 
 def blocks(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> dict[str, Callable[[], str]]:
@@ -41,8 +44,7 @@ def blocks(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures
 
 
 def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
-    counts = Counter(finding.verdict for _, finding in ledger)
-    words = ", ".join(f"{counts[verdict]} {_plural(verdict, counts[verdict])}" for verdict in Verdict)
+    words = ", ".join(f"{count} {VERBS[verdict][count != 1]}" for verdict, count in counts(ledger).items())
     rows = [
         [f"[{claim.number}](#{_anchor(claim)})", EXPERIMENTS[claim.about].name, _verdict(finding), finding.scale or "–"]
         for claim, finding in ledger
@@ -50,19 +52,10 @@ def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
     return f"## Ledger\n\nOf {len(ledger)} claims: {words}.\n\n{table(['Claim', 'About', 'Verdict', 'Scale'], rows).markdown()}"
 
 
-def _plural(verdict: Verdict, count: int) -> str:
-    return {
-        Verdict.HOLDS: "holds" if count == 1 else "hold",
-        Verdict.FAILS: "does not" if count == 1 else "do not",
-        Verdict.UNDECIDED: "shows no difference" if count == 1 else "show no difference",
-        Verdict.UNKNOWN: "lacks data" if count == 1 else "lack data",
-    }[verdict]
-
-
 def _section(experiment: Experiment, own: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> str:
     shows = wrapped(_escape(f"{experiment.shows[0].upper()}{experiment.shows[1:]}."))
     parts = [f"## {experiment.name}\n\n{shows}\n"]
-    views = [view for scale in SCALES if (view := evidence.view(experiment.id, scale)).outcomes or _has_figure(view)]
+    views = [view for view in evidence.views(experiment.id) if view.outcomes or _has_figure(view)]
     for view in views:
         parts.append(_figure(view, pictures))
     if not views:

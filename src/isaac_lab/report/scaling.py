@@ -7,22 +7,12 @@ from functools import partial
 from typing import Any
 
 from isaac_lab.report.docs import wrapped
+from isaac_lab.report.parts import made_by
 from isaac_lab.report.tables import Table, table
-from isaac_lab.scaling import (
-    AUTOMATIC,
-    LIMIT,
-    Machine,
-    Overhead,
-    Setting,
-    Shape,
-    Workload,
-    best,
-    overhead,
-    plain_memory,
-    plain_seconds,
-)
-
-__all__ = ["AVERAGED", "EVERY_ROW", "RARE", "Cell", "Plan", "automatic", "blocks", "cell", "cells", "chosen"]
+from isaac_lab.scaling.compute import plain_seconds
+from isaac_lab.scaling.overhead import AUTOMATIC, LIMIT, Overhead, best, overhead
+from isaac_lab.scaling.sizes import Machine, Setting, Shape, Workload
+from isaac_lab.scaling.storage import plain_memory
 
 Record = dict[str, Any]
 
@@ -128,7 +118,7 @@ def automatic(found: Sequence[Cell], limit: float) -> Table:
     for one in found:
         line = [one.shape.name, str(one.gpus), _seconds(one.seconds), f"{one.bytes / 1e9:.1f}"]
         body.append([*line, *(_costs(one.automatic, limit) if one.fits else ["does not fit", *[""] * len(COSTS)])])
-    return table(headings, body, ("Model", headings[2]) if "setting" in headings[2] else ("Model",))
+    return table(headings, body, ("Model",))
 
 
 def chosen(found: Sequence[Cell], limit: float) -> Table:
@@ -142,7 +132,7 @@ def chosen(found: Sequence[Cell], limit: float) -> Table:
         else:
             words = _chosen(one.setting)
             body.append([*line, words if one.reached else f"none; fastest: {words}", *_costs(one.cost, limit)])
-    return table(headings, body, ("Model", headings[2]) if "setting" in headings[2] else ("Model",))
+    return table(headings, body, ("Model", headings[2]))
 
 
 def _costs(cost: Overhead, limit: float) -> list[str]:
@@ -178,7 +168,7 @@ def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], s
         "tokens": lambda: _tokens(plan),
         "assumptions": lambda: _assumptions(plan),
         **{f"checks-{kind}": partial(_checks, record, kind) for kind in KINDS},
-        "record": lambda: _record(record),
+        "record": lambda: made_by("results/scaling/checks.json", record),
     }
 
 
@@ -197,7 +187,8 @@ def _summary(plan: Plan, found: Sequence[Cell]) -> str:
     added = [cell.automatic for cell in fitting]
     every = [overhead(cell.shape, plan.at(cell.gpus), EVERY_ROW, plan.machine).time for cell in fitting]
     reached = [cell for cell in fitting if cell.reached]
-    times, memory = (f"{_percent(min(shares))} to {_percent(max(shares))}" for shares in _shares(added))
+    shares = [cost.time for cost in added], [cost.memory for cost in added]
+    times, memory = (f"{_percent(min(own))} to {_percent(max(own))}" for own in shares)
     lines = [
         f"`attach(model)` adds {times} of a step's time, {memory} of its memory, and nothing to what is sent.",
         f"Every row (`damping=λ`, the paper's form) takes {1 + min(every):.0f} to {1 + max(every):.0f} times the plain step. "
@@ -206,11 +197,6 @@ def _summary(plan: Plan, found: Sequence[Cell]) -> str:
         "the plain step fits.",
     ]
     return "\n".join(wrapped(line, "- ", "  ") for line in lines)
-
-
-def _shares(costs: Sequence[Overhead]) -> tuple[list[float], list[float]]:
-    """Of time, and of memory."""
-    return [cost.time for cost in costs], [cost.memory for cost in costs]
 
 
 def _both(settings: Sequence[Setting], plan: Plan) -> str:
@@ -255,37 +241,10 @@ def _at_tokens(shape: Shape, tokens: int, plan: Plan) -> str:
     return cost if found.reached else f"none; fastest: {cost}"
 
 
-_SOURCES = {
-    "half": ("bf16 products, TFLOP/s", 1e12, "data sheet of the H100 and H200 (NVIDIA)"),
-    "tensor_single": ("TF32 products, TFLOP/s", 1e12, "data sheet"),
-    "single": ("float32 products, TFLOP/s", 1e12, "data sheet"),
-    "double": ("float64 products on tensor cores, TFLOP/s", 1e12, "data sheet"),
-    "bandwidth": ("memory, TB/s", 1e12, "data sheet"),
-    "memory": ("memory, GB", 1e9, "data sheet"),
-    "nvlink": ("NVLink, one direction, GB/s per GPU", 1e9, "data sheet: 900 GB/s in both directions together"),
-    "network": ("network, one direction, GB/s per GPU", 1e9, "one 400 Gb/s adapter per GPU (DGX H100 user guide)"),
-    "per_node": ("GPUs in a node", 1, "DGX H100 user guide"),
-    "step": ("share of the bf16 peak in a plain step", 1, "38 to 43 % on 16,384 H100 (The Llama 3 Herd of Models, 2024)"),
-    "product": ("share of the peak in a product", 1, "assumed; a small product on an H200 is under the checks"),
-    "factor": ("share of the float64 peak in a factorization", 1, "assumed, half of a product's; no measurement"),
-    "eigen": ("share of the float64 peak in an eigensolver", 1, "assumed; no measurement. Used where `power` is not 1"),
-    "copy": ("share of the memory's bandwidth", 1, "assumed; no measurement"),
-    "link": ("share of NVLink and network", 1, "assumed; no measurement"),
-    "column": ("µs per column of a factorization, at least", 1e-6, "between two records of an H200, under the checks"),
-    "collective": ("µs per collective, at least", 1e-6, "assumed; no measurement"),
-    "activation": ("bytes per number in activations", 1, "bf16"),
-    "covariance": ("bytes per number in a covariance", 1, "the library: float32 on a GPU, float64 on a CPU"),
-    "inverse": ("FLOP of an inverse from its factor, over n³", 1, "torch solves for it with cuSOLVER; LAPACK needs 2/3"),
-    "fused": ("rows up to which an inverse is one float32 kernel", 1, "the library"),
-    "swept": ("rows up to which gradients are subtracted from by a kernel", 1, "the library"),
-    "subtracts": ("TFLOP/s that this kernel attains", 1e12, "BERT on an H200, `models-cuda-eager.json`; under the checks"),
-}
-
-
 def _assumptions(plan: Plan) -> str:
-    body = []
-    for name, (meaning, unit, source) in _SOURCES.items():
-        body.append([f"`{name}`", meaning, f"{getattr(plan.machine, name) / unit:g}", source])
+    known = {one.name: one.metadata for one in dataclasses.fields(plan.machine) if one.metadata}
+    values = {name: f"{getattr(plan.machine, name) / about['unit']:g}" for name, about in known.items()}
+    body = [[f"`{name}`", about["meaning"], values[name], about["source"]] for name, about in known.items()]
     return table(["Option", "Meaning", "Value", "Source"], body, ("Option", "Meaning", "Source")).markdown()
 
 
@@ -296,16 +255,6 @@ def _checks(record: Record, kind: str) -> str:
         if check["kind"] == kind
     ]
     return table(["What", "How", "Predicted", "Measured", "Error"], body, ("What", "How")).markdown()
-
-
-def _record(record: Record) -> str:
-    machine, versions = record["machine"], record["versions"]
-    hardware = ", ".join(str(part) for part in (machine["cpu"], f"{machine['cores']} cores") if part)
-    software = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    return wrapped(
-        f"Record: `results/scaling/checks.json`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. "
-        f"Command: `{record['command']}`. {hardware}; {software}."
-    )
 
 
 def _measured(check: Mapping[str, Any]) -> str:

@@ -5,9 +5,8 @@ from isaac_lab.charts.figure import Figure, Look, Method, look
 from isaac_lab.charts.lines import Axis, Line
 from isaac_lab.report.scaling import AVERAGED, EVERY_ROW, RARE, Plan
 from isaac_lab.report.scaling import cell as one_cell
-from isaac_lab.scaling import AUTOMATIC, Overhead, Shape, overhead
-
-__all__ = ["figure"]
+from isaac_lab.scaling.overhead import AUTOMATIC, Overhead, overhead
+from isaac_lab.scaling.sizes import Shape
 
 LOOKS = {EVERY_ROW: look("gradient"), AVERAGED: look("zeta_star"), AUTOMATIC: Look("orange", (6, 4)), RARE: Look("blue")}
 SIZE = Axis("parameters", "Parameters", ".2~s", logarithmic=True)

@@ -9,8 +9,6 @@ from typing import Any
 from isaac_lab.records import StoreError
 from isaac_lab.report.parts import Source
 
-__all__ = ["Summary", "checked", "find"]
-
 #: The largest first.
 SCALES = ("paper", "full", "quick", "smoke")
 

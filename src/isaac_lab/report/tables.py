@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     import rich.table
-
-__all__ = ["Row", "Table", "table"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +86,16 @@ class Table:
             f"<tbody>\n{body}</tbody>\n</table>\n</div>\n{note}"
         )
 
+    def only(self, places: Sequence[int]) -> "Table":
+        """These columns alone."""
+        rows = []
+        for row in self.rows:
+            cells = tuple(row.cells[old] for old in places if old < len(row.cells))
+            marks = {new: row.marks[old] for new, old in enumerate(places) if old in row.marks}
+            rows.append(replace(row, cells=cells, marks=marks))
+        words = frozenset(new for new, old in enumerate(places) if old in self.words)
+        return replace(self, columns=tuple(self.columns[old] for old in places), rows=tuple(rows), words=words)
+
     def _html(self, row: Row, words: Callable[[str], str]) -> str:
         first = f'<th scope="row">{words(row.cells[0])}</th>\n'
         if row.note:
@@ -95,7 +103,7 @@ class Table:
         else:
             classes = [self._class(place, cell, row.marks.get(place, "")) for place, cell in enumerate(row.cells)]
             named = list(zip(classes, row.cells, strict=True))[1:]
-            cells = "".join(f"<td{own}>{words(cell)}</td>\n" for own, cell in named)
+            cells = "".join(f"<td{own}>{words(_figures(cell))}</td>\n" for own, cell in named)
         ours = ' class="ours"' if row.ours else ""
         return f"<tr{ours}>\n{first}{cells}</tr>\n"
 
@@ -124,6 +132,12 @@ def table(
 def _one_line(cell: str) -> str:
     """What would end a cell does not: headings of a terminal may go over two lines."""
     return re.sub(r"(?<!\\)\|", r"\\|", cell.replace("\n", " "))
+
+
+def _figures(cell: str) -> str:
+    """A figure with its deviation and unit stays on one line; what is in parentheses or after a comma may go to the next."""
+    figure, *rest = re.split(r"(?= \()|(?<=,)(?= )", cell, maxsplit=1)
+    return "".join([figure.replace(" ", "\u00a0"), *rest]) if re.match(r"[−+≤]? ?\d", cell) else cell
 
 
 def _bold(cell: str) -> str:

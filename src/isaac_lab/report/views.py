@@ -8,8 +8,6 @@ from isaac_lab.report.parts import Source
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
 
-__all__ = ["DATA", "calls_of", "data_of", "setting", "source"]
-
 DATA = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "digits of 8 × 8 (not the paper's data)"}
 
 
@@ -43,6 +41,16 @@ def setting(view: View) -> str:
 
 def _listed(numbers: Iterable[int]) -> str:
     return " and ".join(f"{number:,}" for number in numbers)
+
+
+def rate(outcome: Outcome, group: str) -> str:
+    """The learning rate that was chosen, and whether it is the lowest or highest of those that were tried."""
+    chosen = outcome.rates[group]
+    if chosen is None:
+        return "all diverged"
+    like = {own.name: own.like for own in outcome.panel.groups}[group] or group
+    tried = outcome.tried[like]
+    return f"{chosen:g}" + (" (edge)" if len(tried) > 1 and chosen in (min(tried), max(tried)) else "")
 
 
 def calls_of(view: View, outcome: Outcome) -> list[Mapping[str, Any]]:

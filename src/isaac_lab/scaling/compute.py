@@ -1,14 +1,30 @@
-"""Arithmetic and memory traffic that ζ* adds to a step, operator by operator."""
+"""Arithmetic and memory traffic: of a plain step, and what ζ* adds to it, operator by operator."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from isaac_lab.scaling.sizes import Layer, Machine, Precision, Setting, Shape, Workload, conditioned, rows_of
-
-__all__ = ["Op", "operations"]
+from isaac_lab.scaling.storage import plain_bytes_moved
 
 #: Layers whose small inverses one launch computes beside each other.
 _TOGETHER = 16
+
+
+def _attention_flops(shape: Shape, work: Workload) -> float:
+    """Scores and mixing, forward and backward, of a step on one GPU."""
+    return 12 * work.micro_batches * work.tokens * work.length * shape.width * shape.depth * (0.5 if work.causal else 1.0)
+
+
+def plain_flops(shape: Shape, work: Workload) -> float:
+    """Of a plain step on one GPU: 6 for each weight of a linear layer and token, and attention."""
+    weights = sum(layer.copies * layer.inputs * layer.outputs for layer in shape.layers)
+    return 6 * work.micro_batches * work.tokens * weights + _attention_flops(shape, work)
+
+
+def plain_seconds(shape: Shape, work: Workload, machine: Machine) -> float:
+    """Of a plain step: arithmetic or communication, whichever is slower, each hidden behind the other."""
+    moved = plain_bytes_moved(shape, work, machine) / machine.link_rate(work.gpus)
+    return max(plain_flops(shape, work) / machine.rate("half"), moved)
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,8 @@
 
 import functools
 import math
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
-
-__all__ = [
-    "H100",
-    "SHAPES",
-    "Layer",
-    "Machine",
-    "Precision",
-    "Setting",
-    "Shape",
-    "Workload",
-    "conditioned",
-    "rows_of",
-]
+from dataclasses import MISSING, dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 Precision: TypeAlias = Literal["half", "single", "double", "factor", "eigen", "swept"]
 
@@ -211,63 +198,55 @@ class Setting:
         return ", ".join(parts) or "every row"
 
 
+def _assumed(meaning: str, unit: float, source: str, default: Any = MISSING) -> Any:
+    """A field of a machine: what it is, in which unit people write it, and where its value comes from."""
+    return field(default=default, metadata={"meaning": meaning, "unit": unit, "source": source})
+
+
 @dataclass(frozen=True)
 class Machine:
-    """A GPU and what connects it, or the CPU on which the model is checked. Rates are per second; bytes, not bits.
-
-    Args:
-        name: For people.
-        memory: Bytes.
-        half: FLOP/s of dense bf16 products.
-        single: FLOP/s of float32 products.
-        tensor_single: The same with TF32.
-        double: FLOP/s of float64 products.
-        bandwidth: Of the memory.
-        nvlink: Bandwidth of one GPU to the others in its node, one direction.
-        network: Of one GPU's adapter to other nodes, one direction.
-        per_node: GPUs in a node.
-        step: Share of `half` that a plain training step attains.
-        product: Share of the peak that a large product attains.
-        factor: Share of `double` that factorizations and triangular solves attain.
-        eigen: Share of `double` that an eigensolver attains.
-        copy: Share of `bandwidth` that element-wise operators attain.
-        link: Share of `nvlink` and `network` that collectives attain.
-        column: Seconds that a factorization with its inverse takes for each column at least.
-        collective: Seconds that a collective takes at least.
-        activation: Bytes of a number in activations, and in gradients before they are reduced.
-        covariance: Bytes of a number in which Σ rᵀr is summed.
-        inverse: FLOPs of the inverse from the factor, over n³: 2 where it is solved for, 2/3 where LAPACK forms it.
-        exact_inverses: Inverses of a backward pass are computed in float64 beyond `fused` rows.
-        fused: Up to so many rows one float32 kernel does it.
-        swept: Rows up to which kernels of the library draw or average them, and subtract what gradients share with them.
-        subtracts: FLOP/s that those attain which subtract.
-    """
+    """A GPU and what connects it, or the CPU on which the model is checked. Rates are per second; bytes, not bits."""
 
     name: str
-    memory: float
-    half: float
-    single: float
-    tensor_single: float
-    double: float
-    bandwidth: float
-    nvlink: float
-    network: float
-    per_node: int = 8
-    step: float = 0.4
-    product: float = 0.7
-    factor: float = 0.35
-    eigen: float = 0.05
-    copy: float = 0.8
-    link: float = 0.8
-    column: float = 1e-6
-    collective: float = 5e-5
-    activation: int = 2
-    covariance: int = 4
-    inverse: float = 2.0
+    half: float = _assumed("bf16 products, TFLOP/s", 1e12, "data sheet of the H100 and H200 (NVIDIA)")
+    tensor_single: float = _assumed("TF32 products, TFLOP/s", 1e12, "data sheet")
+    single: float = _assumed("float32 products, TFLOP/s", 1e12, "data sheet")
+    double: float = _assumed("float64 products on tensor cores, TFLOP/s", 1e12, "data sheet")
+    bandwidth: float = _assumed("memory, TB/s", 1e12, "data sheet")
+    memory: float = _assumed("memory, GB", 1e9, "data sheet")
+    nvlink: float = _assumed("NVLink, one direction, GB/s per GPU", 1e9, "data sheet: 900 GB/s in both directions together")
+    network: float = _assumed("network, one direction, GB/s per GPU", 1e9, "one 400 Gb/s adapter per GPU (DGX H100 user guide)")
+    per_node: int = _assumed("GPUs in a node", 1, "DGX H100 user guide", 8)
+    step: float = _assumed(
+        "share of the bf16 peak in a plain step", 1, "38 to 43 % on 16,384 H100 (The Llama 3 Herd of Models, 2024)", 0.4
+    )
+    product: float = _assumed(
+        "share of the peak in a product", 1, "assumed; a small product on an H200 is under the checks", 0.7
+    )
+    factor: float = _assumed(
+        "share of the float64 peak in a factorization", 1, "assumed, half of a product's; no measurement", 0.35
+    )
+    eigen: float = _assumed(
+        "share of the float64 peak in an eigensolver", 1, "assumed; no measurement. Used where `power` is not 1", 0.05
+    )
+    copy: float = _assumed("share of the memory's bandwidth", 1, "assumed; no measurement", 0.8)
+    link: float = _assumed("share of NVLink and network", 1, "assumed; no measurement", 0.8)
+    column: float = _assumed(
+        "µs per column of a factorization, at least", 1e-6, "between two records of an H200, under the checks", 1e-6
+    )
+    collective: float = _assumed("µs per collective, at least", 1e-6, "assumed; no measurement", 5e-5)
+    activation: int = _assumed("bytes per number in activations", 1, "bf16", 2)
+    covariance: int = _assumed("bytes per number in a covariance", 1, "the library: float32 on a GPU, float64 on a CPU", 4)
+    inverse: float = _assumed(
+        "FLOP of an inverse from its factor, over n³", 1, "torch solves for it with cuSOLVER; LAPACK needs 2/3", 2.0
+    )
+    #: Inverses of a backward pass are computed in float64 beyond `fused` rows.
     exact_inverses: bool = True
-    fused: int = 128
-    swept: int = 256
-    subtracts: float = 20e12
+    fused: int = _assumed("rows up to which an inverse is one float32 kernel", 1, "the library", 128)
+    swept: int = _assumed("rows up to which gradients are subtracted from by a kernel", 1, "the library", 256)
+    subtracts: float = _assumed(
+        "TFLOP/s that this kernel attains", 1e12, "BERT on an H200, `models-cuda-eager.json`; under the checks", 20e12
+    )
 
     def __post_init__(self) -> None:
         for name in ("memory", "half", "single", "tensor_single", "double", "bandwidth", "nvlink", "network", "subtracts"):

@@ -1,9 +1,22 @@
-"""What ζ* keeps, what it sends, and what it needs for a moment, in bytes."""
+"""Bytes: what a plain step keeps and sends, and what ζ* keeps, sends and needs for a moment beside it."""
 
-from isaac_lab.scaling.plain import plain_memory
 from isaac_lab.scaling.sizes import Layer, Machine, Setting, Shape, Workload, conditioned, rows_of
 
-__all__ = ["gathered_bytes", "lasting_bytes", "peak_extra", "summed_bytes", "temporary_at_step", "temporary_in_backward"]
+
+def plain_bytes_moved(shape: Shape, work: Workload, machine: Machine) -> float:
+    """Bytes that FSDP2 sends from one GPU in a plain step: blocks are gathered twice, the root once, gradients scattered."""
+    blocks = shape.depth * shape.block_parameters
+    root = shape.parameters - blocks
+    numbers = machine.activation * (2 * blocks + root) + work.reduction * shape.parameters
+    return work.micro_batches * numbers * (work.gpus - 1) / work.gpus
+
+
+def plain_memory(shape: Shape, work: Workload) -> tuple[float, float]:
+    """Bytes on one GPU: what is there all the time, and what is there at the peak of the backward pass beside it."""
+    states = 16 * shape.parameters / work.gpus
+    unsharded = 2 * (3 * shape.block_parameters + 2 * shape.vocabulary * shape.width)
+    checkpoints = 2 * work.tokens * shape.width * shape.depth
+    return states, unsharded + checkpoints + 34 * work.tokens * shape.width + 6 * work.tokens * shape.vocabulary
 
 
 def _covariances(shape: Shape, setting: Setting) -> float:

@@ -12,8 +12,6 @@ from isaac_lab.record import Store
 from isaac_lab.records import origin
 from isaac_lab.trial import Trial
 
-__all__ = ["Means", "calling", "trainer"]
-
 
 @dataclass(frozen=True)
 class Means:

@@ -8,6 +8,7 @@ again. docs/damping.md has the tables. The records behind them, results/damping/
 import argparse
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,16 +16,14 @@ from typing import Any
 from rich.console import Console
 
 import isaac_newton as isaac
-from isaac_lab import times
 from isaac_lab.executors import Call
+from isaac_lab.products import threads
 from isaac_lab.progress import display
 from isaac_lab.record import Store
 from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.study import Arm, settle
 from isaac_lab.trial import Trial, Value
 from isaac_lab.workload import load
-
-__all__ = ["DAMPINGS", "PROBLEMS", "RATES", "arms", "main", "suggested", "table"]
 
 DAMPINGS = tuple(10 ** (exponent / 2) for exponent in range(-6, 5))
 #: Smaller dampings shrink the gradient, so the rates of SGD reach higher than one would go without.
@@ -44,33 +43,28 @@ PROBLEMS: Mapping[str, Mapping[str, tuple[str, tuple[tuple[str, Value], ...]]]] 
 
 def suggested(data: str, problem: str, folder: Path | None = None) -> dict[str, float]:
     """What `suggest_damping` says of the first network and its first batch, absolute and relative."""
-    workload = load(Trial(*_named(data, problem)), device="cpu", folder=folder)
+    workload = load(_run(data, problem), device="cpu", folder=folder)
     x, _ = next(workload.batches(0, 1))
     found = isaac.suggest_damping(workload.model(0), x)
     return dict(zip(SUGGESTED, (found.damping, found.relative), strict=True))
 
 
-def _named(data: str, problem: str) -> tuple[str, str, tuple[()], tuple[tuple[str, Value], ...]]:
+def _run(data: str, problem: str) -> Trial:
     workload, variant = PROBLEMS[data][problem]
-    return workload, "sgd", (), variant
+    return Trial(workload, "sgd", (), variant, points=1)
 
 
 def arms(data: str, problem: str, optimizer: str, own: Mapping[str, float], *, seeds: int, epochs: int) -> dict[str, Arm]:
     """By λ: every learning rate from every seed; `own` is what was suggested."""
-    workload = load(Trial(*_named(data, problem)), device="cpu")
-    base = Trial(*_named(data, problem), steps=epochs * workload.steps, points=1)
+    base = _run(data, problem)
+    base = replace(base, steps=epochs * load(base, device="cpu").steps)
     settings: dict[str, dict[str, Value]] = {str(damping): {"damping": damping} for damping in DAMPINGS}
     settings |= {str(math.inf): {}, SUGGESTED[0]: {"damping": own[SUGGESTED[0]]}}
     settings[SUGGESTED[1]] = {"damping": own[SUGGESTED[1]], "relative": True}
 
     def arm(key: str, given: dict[str, Value]) -> Arm:
-        method = optimizer.lower() + ("+isaac" if given else "")
-        runs = [(("learning_rate", rate), *given.items()) for rate in RATES[optimizer]]
-        trials = [
-            Trial(base.workload, method, own, base.variant, steps=base.steps, points=1, seed=seed)
-            for own in runs
-            for seed in range(seeds)
-        ]
+        own = replace(base, method=optimizer.lower() + ("+isaac" if given else "")).having(**given)
+        trials = [replace(own, seed=seed).having(learning_rate=rate) for rate in RATES[optimizer] for seed in range(seeds)]
         return Arm(key, lambda _: trials)
 
     return {key: arm(key, given) for key, given in settings.items()}
@@ -99,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = " ".join(f"--{name} {value}" for name, value in {"data": options.data, **sizes}.items())
     command, console = f"python -m isaac_lab.studies.dampings {words}", Console()
     results: list[dict[str, Any]] = []
-    with times.threads(1), display(console) as shown, store.writing(command):
+    with threads(1), display(console) as shown, store.writing(command):
         means = Means(Call(command=command, progress=shown), display=shown)
         with calling(store, means, {"id": "damping", **sizes}) as trained:
             for problem in PROBLEMS[options.data]:

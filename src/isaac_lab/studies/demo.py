@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from isaac_lab.record import Record, Store
-from isaac_lab.study import Arm, Search, resolve
+from isaac_lab.study import Arm, Search, by_seed, resolve
 from isaac_lab.trial import Trial, Value
-
-__all__ = ["FRAMES", "METHODS", "SEARCHED", "Method", "Summary", "arms", "chosen", "searched", "summarize"]
 
 STEPS, POINTS, WARM_UP = 300, 12, 20
 #: Of the first seed a picture is kept after so many steps.
@@ -78,12 +76,8 @@ METHODS = (
 
 
 def arms(seeds: int) -> list[Arm]:
-    """Every method at one seed before the next seed, so that a slow minute of the machine strikes all of them."""
-
-    def arm(seed: int) -> Arm:
-        return Arm(f"seed {seed}", lambda _: [method.trial(seed) for method in METHODS])
-
-    return [arm(seed) for seed in range(seeds)]
+    """Every method at each seed."""
+    return by_seed(seeds, lambda seed: [method.trial(seed) for method in METHODS])
 
 
 def searched(seeds: int) -> list[Arm]:

@@ -7,10 +7,8 @@ from statistics import fmean, median
 
 from isaac_lab.record import Record, Store
 from isaac_lab.stats import sample
-from isaac_lab.study import Arm
+from isaac_lab.study import Arm, by_seed
 from isaac_lab.trial import Trial
-
-__all__ = ["METHODS", "Method", "Summary", "arms", "families", "summarize"]
 
 #: Steps of an epoch: 1440 images in batches of 60, the paper's.
 STEPS = 24
@@ -57,12 +55,8 @@ METHODS = (
 
 
 def arms(seeds: int, epochs: int) -> list[Arm]:
-    """Every method at one seed before the next seed, so that a slow minute of the machine strikes all of them."""
-
-    def arm(seed: int) -> Arm:
-        return Arm(f"seed {seed}", lambda _: [method.trial(seed, epochs) for method in METHODS])
-
-    return [arm(seed) for seed in range(seeds)]
+    """Every method at each seed."""
+    return by_seed(seeds, lambda seed: [method.trial(seed, epochs) for method in METHODS])
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from pathlib import Path
 from isaac_lab.record import Record
 from isaac_lab.records import write_whole
 
-__all__ = ["write"]
-
 
 def write(path: Path, records: Iterable[Record]) -> None:
     """A line for each measurement, with all that says which run it is; seconds are steps times that run's seconds per step."""

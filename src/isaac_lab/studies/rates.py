@@ -12,8 +12,6 @@ from isaac_lab.record import Store
 from isaac_lab.study import Arm
 from isaac_lab.trial import Trial
 
-__all__ = ["OPTIMIZERS", "SCALES", "STUDY", "Cell", "arms", "cells"]
-
 _TEXT = resources.files("isaac_lab.studies").joinpath("rates.toml").read_text(encoding="utf-8")
 _KNOWN = tomllib.loads(_TEXT)
 STUDY: Mapping[str, Any] = _KNOWN["study"]

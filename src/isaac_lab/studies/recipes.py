@@ -13,13 +13,12 @@ from typing import Any
 
 from isaac_lab import times
 from isaac_lab.data.files import DataError
+from isaac_lab.products import threads
 from isaac_lab.record import Record, Store
 from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.study import Arm, Search, resolve, settle
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
-
-__all__ = ["ARMS", "LINE", "RECIPES", "RULES", "SCALES", "Budget", "Recipe", "RecipeError", "Request", "arms", "chosen", "run"]
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ def run(request: Request) -> Store:
     before, reasons = store.about, dict[str, str]()
     if before.get("device", means.call.device) != means.call.device and store.records():
         raise RecipeError(f"{store.folder} has recipes on {before['device']}; name another --out for {means.call.device}")
-    with store.writing(means.call.command) as mended, times.threads(int(means.call.device == "cpu")):
+    with store.writing(means.call.command) as mended, threads(int(means.call.device == "cpu")):
         for said in mended:
             means.say(said)
         for recipe in recipes:

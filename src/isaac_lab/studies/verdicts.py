@@ -12,8 +12,6 @@ from isaac_lab.studies.recipes import ARMS, RECIPES, RULES, Recipe, results
 from isaac_lab.times import seconds
 from isaac_lab.trial import Trial
 
-__all__ = ["Sample", "Standing", "Verdict", "standings", "summed_up"]
-
 Verdict = Literal["better", "not worse", "undecided", "worse", "diverged", "plain diverged", "not run whole"]
 
 
@@ -90,16 +88,13 @@ def standings(store: Store, scale: str) -> list[Standing]:
     samples: dict[str, dict[str, Sample]] = {}
     for name, own in found.items():
         samples[name] = {arm: _sample(RECIPES[name], own[arm].runs, whole=own[arm].whole) for arm in ARMS}
-    able = {name: own for name, own in samples.items() if _testable(own)}
-    signs = {name: 1.0 if RECIPES[name].higher else -1.0 for name in able}
-    pairs = {name: _oriented(own, signs[name]) for name, own in able.items()}
-    margins = {name: RECIPES[name].budget(scale).margin for name in able}
-    not_worse = holm({name: exceeds(line, plain, -margins[name]) for name, (plain, line) in pairs.items()})
-    worse = holm({name: exceeds(plain, line, margins[name]) for name, (plain, line) in pairs.items()})
+    values = {name: _oriented(RECIPES[name], own) for name, own in samples.items()}
+    able = {name: RECIPES[name].budget(scale).margin for name, own in samples.items() if _testable(own)}
+    not_worse = holm({name: exceeds(values[name][1], values[name][0], -margin) for name, margin in able.items()})
+    worse = holm({name: exceeds(values[name][0], values[name][1], margin) for name, margin in able.items()})
     standing = []
     for name, own in samples.items():
-        plain, line = _oriented(own, 1.0 if RECIPES[name].higher else -1.0)
-        (tuned,) = _oriented(own, 1.0 if RECIPES[name].higher else -1.0, ("tuned",))
+        plain, line, tuned = values[name]
         better = contrast(line, plain) if name in able else None
         best = found[name]["tuned"].best
         standing.append(
@@ -142,9 +137,9 @@ def _testable(own: Mapping[str, Sample]) -> bool:
     return all(own[arm].whole and not own[arm].diverged and len(own[arm].values) > 1 for arm in ARMS[:2])
 
 
-def _oriented(own: Mapping[str, Sample], sign: float, which: Sequence[str] = ARMS[:2]) -> list[list[float]]:
-    """The values of these arms, higher is better."""
-    return [[sign * value for value in own[arm].values] for arm in which]
+def _oriented(recipe: Recipe, own: Mapping[str, Sample]) -> list[list[float]]:
+    """The values of each arm, higher is better."""
+    return [[value if recipe.higher else -value for value in own[arm].values] for arm in ARMS]
 
 
 def _verdict(own: Mapping[str, Sample], better: bool, not_worse: float, worse: float) -> Verdict:

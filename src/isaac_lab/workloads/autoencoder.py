@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from types import MappingProxyType
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,14 +13,13 @@ from isaac_lab.trial import TrialError
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
 
-__all__ = ["SIZES", "DeepAutoencoder"]
-
 #: Of Hinton and Salakhutdinov (2006), from the image to the code.
 SIZES = (784, 1000, 500, 250, 30)
 #: Sigmoid units are Hinton's and Martens's (2010); tanh is that of Martens and Grosse (2015).
 UNITS: Mapping[str, type[nn.Module]] = {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 
 
+@registered("deep-autoencoder", "batch", "examples", "tested", "units", "split")
 class DeepAutoencoder(Examples):
     """Cross-entropy summed over the pixels; reported is the squared error of an image. See `examples.Examples` for options.
 
@@ -34,7 +33,7 @@ class DeepAutoencoder(Examples):
     """
 
     quantity = "test_loss"
-    metrics: ClassVar[Mapping[str, str]] = {"test_error": "Squared error of a test image"}
+    metrics = MappingProxyType({"test_error": "Squared error of a test image"})
 
     def __init__(
         self, small: bool, device: str, folder: Path | None, *, units: str = "tanh", batch: int = 100, **options: int | str
@@ -74,9 +73,3 @@ class DeepAutoencoder(Examples):
         (x,), logits = tensors, model(tensors[0])
         error = (logits.sigmoid() - x).square().sum()
         return {"loss": F.binary_cross_entropy_with_logits(logits, x, reduction="sum"), "error": error}
-
-
-@registered("deep-autoencoder", "batch", "examples", "tested", "units", "split")
-def deep_autoencoder(small: bool, device: str, folder: Path | None, **options: int) -> DeepAutoencoder:
-    """On MNIST, or a smaller one on the digits."""
-    return DeepAutoencoder(small, device, folder, **options)  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
 """The network of pytorch/examples on MNIST or Fashion-MNIST: two convolutions, two linear layers, dropout."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,8 +10,6 @@ from isaac_lab.data import sets
 from isaac_lab.trial import TrialError
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
-
-__all__ = ["ConvNet", "MnistCNN"]
 
 #: Of the pixels, by data set: mean and standard deviation.
 MOMENTS = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.286, 0.353)}
@@ -40,10 +37,11 @@ class ConvNet(nn.Module):
         return logits
 
 
+@registered("mnist-cnn", "batch", "channels", "data", "examples", "tested", "split")
 class MnistCNN(Examples):
     """Cross-entropy of ten classes, on one of `MOMENTS`; see `examples.Examples` for the options."""
 
-    metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
+    metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
     last = "fc2"
 
     def __init__(
@@ -79,9 +77,3 @@ class MnistCNN(Examples):
         """With the number of right answers."""
         output, labels = model(tensors[0]), tensors[1]
         return {"loss": F.cross_entropy(output, labels, reduction="sum"), "accuracy": (output.argmax(1) == labels).sum()}
-
-
-@registered("mnist-cnn", "batch", "channels", "data", "examples", "tested", "split")
-def mnist_cnn(small: bool, device: str, folder: Path | None, **options: Any) -> MnistCNN:
-    """On MNIST, or an eighth of the channels on the digits."""
-    return MnistCNN(small, device, folder, **options)

@@ -19,8 +19,6 @@ from isaac_lab.data import toy_text
 from isaac_lab.data.files import DataError
 from isaac_lab.records import installed
 
-__all__ = ["ENCODER", "MOST_TOKENS", "TINY", "WANTED", "Encoder", "EncoderError", "encoder", "quietly", "tiny"]
-
 #: The environment variable.
 ENCODER = "ISAAC_ENCODER"
 #: What the encoder of smoke tests is called.

@@ -10,8 +10,6 @@ from isaac_lab import noise
 from isaac_lab.trial import TrialError
 from isaac_lab.workload import Workload
 
-__all__ = ["VALIDATED", "Examples", "cut"]
-
 #: One in so many training examples is cut off for searches.
 VALIDATED = 10
 #: Examples of each side that are measured at most, and at once.

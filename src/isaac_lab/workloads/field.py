@@ -3,9 +3,10 @@
 import base64
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,6 @@ from isaac_lab.data import pictures
 from isaac_lab.data.files import md5
 from isaac_lab.workload import Workload, registered, seeded
 from isaac_lab.workloads.examples import Examples
-
-__all__ = ["Field", "FourierFeatures", "encoded", "fourier", "siren"]
 
 #: ω₀ of a SIREN.
 FREQUENCY = 30.0
@@ -81,7 +80,7 @@ class Field(Examples):
     """
 
     quantity = "train_loss"
-    metrics: ClassVar[Mapping[str, str]] = {"psnr": "PSNR, fitted", "test_psnr": "PSNR, held out"}
+    metrics = MappingProxyType({"psnr": "PSNR, fitted", "test_psnr": "PSNR, held out"})
 
     def __init__(
         self,
@@ -146,22 +145,24 @@ def _decibels(error: float) -> float:
 _VARIANT = ("picture", "side", "batch", "width", "split")
 
 
+def _made(build: Callable[[], nn.Module], wide: bool, small: bool, usual: int, device: str, **options: Any) -> Field:
+    """With so many pixels usually, or with a few of a picture that is generated."""
+    few = {"picture": pictures.GENERATED, "side": 16} if small else {"side": usual}
+    return Field(build, wide, device, **few | options)
+
+
 @registered("fourier-field", *_VARIANT, "features")
-def fourier_field(
-    small: bool, device: str, folder: Path | None, *, width: int = 0, features: int = 0, side: int = 0, **options: Any
-) -> Field:
+def fourier_field(small: bool, device: str, folder: Path | None, *, width: int = 0, features: int = 0, **options: Any) -> Field:
     """Tancik's network, or a small one for a few pixels."""
-    width, features, side = width or (16 if small else 256), features or (8 if small else 256), side or (16 if small else 400)
-    options = {"picture": pictures.GENERATED} | options if small else options
-    return Field(lambda: fourier(width, features=features), False, device, side=side, folder=folder, **options)
+    width, features = width or (16 if small else 256), features or (8 if small else 256)
+    return _made(lambda: fourier(width, features=features), False, small, 400, device, folder=folder, **options)
 
 
 @registered("siren", *_VARIANT)
-def siren_field(small: bool, device: str, folder: Path | None, *, width: int = 0, side: int = 0, **options: Any) -> Field:
+def siren_field(small: bool, device: str, folder: Path | None, *, width: int = 0, **options: Any) -> Field:
     """A SIREN, or a small one for a few pixels."""
-    width, side = width or (16 if small else 256), side or (16 if small else 256)
-    options = {"picture": pictures.GENERATED} | options if small else options
-    return Field(lambda: siren(width), True, device, side=side, folder=folder, **options)
+    width = width or (16 if small else 256)
+    return _made(lambda: siren(width), True, small, 256, device, folder=folder, **options)
 
 
 @registered("photograph", "picture", "split")

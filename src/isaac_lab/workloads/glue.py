@@ -1,15 +1,11 @@
-"""Three tasks of GLUE: any encoder of Hugging Face's library is fine-tuned; in the small form a tiny random BERT on toy tasks.
+"""Three tasks of GLUE: an encoder of Hugging Face is fine-tuned; in the small form a tiny random BERT on toy tasks."""
 
-Where the encoder is, the environment variable ISAAC_ENCODER says: a local folder or a name on the hub. What it is, a record
-says: its name is the variant `model`, and the checksum of its weights stands beside that of the data.
-"""
-
-import abc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +13,11 @@ from torch.nn import functional as F
 
 from isaac_lab import noise, scores
 from isaac_lab.data import text
-from isaac_lab.data.text import Split, TextTask
+from isaac_lab.data.text import Kind, Split, TextTask
 from isaac_lab.workload import HALF, Workload, registered, seeded
-from isaac_lab.workloads.encoders import ENCODER, MOST_TOKENS, TINY, WANTED, Encoder, EncoderError, encoder, quietly, tiny
+from isaac_lab.workloads.encoders import ENCODER as ENCODER
+from isaac_lab.workloads.encoders import MOST_TOKENS, WANTED, Encoder, EncoderError, encoder, quietly, tiny
 from isaac_lab.workloads.examples import cut
-
-__all__ = ["ENCODER", "FIXED_LENGTH", "TINY", "Encoder", "EncoderError", "FixedLength", "Glue", "encoder", "quietly", "tiny"]
 
 #: Lengths of batches are multiples of this, which tensor cores want.
 MULTIPLE = 8
@@ -31,6 +26,19 @@ MOST_MEASURED = 1000
 MEASURED_AT_ONCE = 64
 #: Tokens of each example where all batches have one shape.
 FIXED_LENGTH = 64
+#: What a task is measured by: is this a sentence, do two say the same, how similar is what they say?
+METRICS: Mapping[Kind, Mapping[str, str]] = {
+    "acceptability": {"matthews": "Matthews"},
+    "paraphrase": {"accuracy": "accuracy", "f1": "F1"},
+    "similarity": {"pearson": "Pearson", "spearman": "Spearman"},
+}
+SCORES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
+    "matthews": scores.matthews,
+    "accuracy": scores.accuracy,
+    "f1": scores.f1,
+    "pearson": scores.pearson,
+    "spearman": scores.spearman,
+}
 
 
 class Tokens:
@@ -100,6 +108,7 @@ class Glue(Workload):
         self.title = f"{base.name} on {task.title}"
         self.data, self.checksum, self.network, self.weights = task.title, task.checksum, base.name, base.weights
         self.last, self.task = base.last, task
+        self.metrics, self._scored = METRICS[task.kind], task.kind == "similarity"
         self._base, self._device = base, device
         self.tensor_cores = device == "cuda"
         self.arithmetic = HALF if self.tensor_cores else self.arithmetic
@@ -159,46 +168,15 @@ class Glue(Workload):
         return torch.cat(outputs), torch.cat(labels)
 
     def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(output, labels)
+        return F.mse_loss(output.squeeze(1), labels) if self._scored else F.cross_entropy(output, labels)
 
-    @abc.abstractmethod
     def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
         """Each of `metrics`."""
+        predicted = output.squeeze(1) if self._scored else output.argmax(1)
+        return {name: SCORES[name](predicted, labels) for name in self.metrics}
 
 
-class Acceptability(Glue):
-    """CoLA."""
-
-    metrics: ClassVar[Mapping[str, str]] = {"matthews": "Matthews"}
-
-    def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
-        return {"matthews": scores.matthews(output.argmax(1), labels)}
-
-
-class Paraphrase(Glue):
-    """MRPC."""
-
-    metrics: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "f1": "F1"}
-
-    def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
-        predicted = output.argmax(1)
-        return {"accuracy": scores.accuracy(predicted, labels), "f1": scores.f1(predicted, labels)}
-
-
-class Similarity(Glue):
-    """STS-B: the score itself, 0 to 5, is what is learned."""
-
-    metrics: ClassVar[Mapping[str, str]] = {"pearson": "Pearson", "spearman": "Spearman"}
-
-    def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        return F.mse_loss(output.squeeze(1), labels)
-
-    def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
-        predicted = output.squeeze(1)
-        return {"pearson": scores.pearson(predicted, labels), "spearman": scores.spearman(predicted, labels)}
-
-
-class FixedLength(Acceptability):
+class FixedLength(Glue):
     """For the time of a step: rows of 64 tokens cut from the training text, without padding, so that all do the same."""
 
     def __init__(self, task: TextTask, base: Encoder, device: str) -> None:
@@ -246,25 +224,7 @@ def _made(kind: type[Glue], name: str, small: bool, device: str, folder: Path | 
     return kind(text.load(name, folder), encoder(source), device, **options)
 
 
-@registered("cola", "batch", "split")
-def cola(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
-    """Is this a sentence of English?"""
-    return _made(Acceptability, "cola", small, device, folder, **options)
-
-
-@registered("mrpc", "batch", "split")
-def mrpc(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
-    """Do two sentences say the same?"""
-    return _made(Paraphrase, "mrpc", small, device, folder, **options)
-
-
-@registered("stsb")
-def stsb(small: bool, device: str, folder: Path | None) -> Workload:
-    """How similar is what two sentences say?"""
-    return _made(Similarity, "stsb", small, device, folder)
-
-
-@registered("cola-64")
-def cola_64(small: bool, device: str, folder: Path | None) -> Workload:
-    """CoLA's words in rows of one length."""
-    return _made(FixedLength, "cola", small, device, folder)
+registered("cola", "batch", "split")(partial(_made, Glue, "cola"))
+registered("mrpc", "batch", "split")(partial(_made, Glue, "mrpc"))
+registered("stsb")(partial(_made, Glue, "stsb"))
+registered("cola-64")(partial(_made, FixedLength, "cola"))

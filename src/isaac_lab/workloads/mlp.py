@@ -2,9 +2,11 @@
 
 import abc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +19,6 @@ from isaac_lab.models import AUTOENCODER, relu_layers
 from isaac_lab.trial import TrialError
 from isaac_lab.workload import Workload, registered, seeded
 from isaac_lab.workloads.examples import cut
-
-__all__ = ["Autoencoder", "Classifier", "Digits", "Network"]
 
 #: Training examples that the training loss is measured on.
 MOST_MEASURED = 10_000
@@ -149,7 +149,7 @@ class Classifier(Network):
 
     loss_fn = staticmethod(F.cross_entropy)
     noise = noise.GivenUniform
-    metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
+    metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
 
     def _pair(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return inputs, labels
@@ -219,18 +219,6 @@ def digits_mlp(small: bool, device: str, folder: Path | None) -> Workload:
     return made
 
 
-@registered("mnist-autoencoder", "batch", "data", "examples")
-def mnist_autoencoder(small: bool, device: str, folder: Path | None, **variant: Any) -> Workload:
-    """Figure 2's network."""
-    return _autoencoder("mnist", small, device, folder, **variant)
-
-
-@registered("fashion-autoencoder", "batch", "data", "examples")
-def fashion_autoencoder(small: bool, device: str, folder: Path | None, **variant: Any) -> Workload:
-    """Figure 3's network on Fashion-MNIST."""
-    return _autoencoder("fashion-mnist", small, device, folder, **variant)
-
-
 @registered("digits-autoencoder")
 def digits_autoencoder(small: bool, device: str, folder: Path | None) -> Workload:
     """A small auto-encoder on the digits of scikit-learn."""
@@ -257,7 +245,12 @@ def _convolutions(side: int, classes: int) -> nn.Module:
 
 
 def _autoencoder(name: str, small: bool, device: str, folder: Path | None, *, data: str = "", **variant: Any) -> Workload:
+    """The paper's, an eighth as wide in the small form."""
     hidden = [max(8, size // 8) if small else size for size in AUTOENCODER[1:-1]]
     made = Autoencoder(data or ("digits" if small else name), hidden, device, folder, **variant)
     made.title = f"Auto-encoder {'-'.join(map(str, made.sizes))}, {made.data}"
     return made
+
+
+for _name, _data in {"mnist-autoencoder": "mnist", "fashion-autoencoder": "fashion-mnist"}.items():
+    registered(_name, "batch", "data", "examples")(partial(_autoencoder, _data))

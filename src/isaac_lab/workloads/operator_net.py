@@ -1,8 +1,8 @@
 """DeepONet's first example: the antiderivative of a random function, from its values at a hundred points."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,6 @@ from isaac_lab import noise
 from isaac_lab.data.files import md5
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
-
-__all__ = ["Antiderivative", "DeepONet", "functions"]
 
 #: Points at which functions are known and antiderivatives wanted; the length over which functions change.
 POINTS, LENGTH = 100, 0.2
@@ -61,7 +59,7 @@ class Antiderivative(Examples):
     """Squared error at all points; all functions are one batch. Reported is the mean relative error of a test function."""
 
     quantity = "test_loss"
-    metrics: ClassVar[Mapping[str, str]] = {"test_error": "Relative error"}
+    metrics = MappingProxyType({"test_error": "Relative error"})
     last = "trunk.2"
 
     def __init__(

@@ -5,9 +5,10 @@ stand and what happened are buffers of the model, so that a checkpoint has them.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,6 @@ from torch.nn import functional as F
 
 from isaac_lab import noise
 from isaac_lab.workload import Workload, registered, seeded
-
-__all__ = ["CartPole", "Player", "pushed"]
 
 #: Of Barto, Sutton and Anderson (1983), as in the gym: gravity, mass of the pole and of all, half its length, force, seconds.
 GRAVITY, POLE, WHOLE, HALF, FORCE, TAU = 9.8, 0.1, 1.1, 0.5, 10.0, 0.02
@@ -115,7 +114,7 @@ class CartPole(Workload):
     """
 
     quantity = "test_loss"
-    metrics: ClassVar[Mapping[str, str]] = {"test_return": "Return of a round"}
+    metrics = MappingProxyType({"test_return": "Return of a round"})
     last = "critic.4"
     data = "cart and pole, generated"
 

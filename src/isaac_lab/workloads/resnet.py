@@ -1,8 +1,8 @@
 """ResNet-18 on CIFAR-10, as in Figure 6: padded, cropped and mirrored images, made on the device, batches of 100."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -14,8 +14,6 @@ from isaac_lab.data import images
 from isaac_lab.models import ResNet18
 from isaac_lab.workload import HALF, Workload, registered, seeded
 from isaac_lab.workloads.examples import cut
-
-__all__ = ["NAME", "PAD", "ResNet", "crops"]
 
 NAME = "cifar-resnet18"
 #: Pixels of black on each side, within which a crop moves.
@@ -30,6 +28,7 @@ EVALUATED = 1000
 SMALL_WIDTH, SMALL_BATCH, SMALL_TRAIN, SMALL_TEST = 8, 10, 60, 50
 
 
+@registered(NAME, "batch", "examples", "tested", "split")
 class ResNet(Workload):
     """Ten classes of images of 32 × 32, cross-entropy.
 
@@ -49,7 +48,7 @@ class ResNet(Workload):
 
     batch = 100
     last = "fc"
-    metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
+    metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
 
     def __init__(
         self,
@@ -175,9 +174,3 @@ def _arithmetic(device: str, half: bool) -> str:
         return HALF if device == "cuda" else "bfloat16 autocast, float32 weights"
     # Torch allows TF32 in convolutions unless it is told otherwise.
     return "float32, TF32 in convolutions" if device == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
-
-
-@registered(NAME, "batch", "examples", "tested", "split")
-def cifar_resnet18(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
-    """Figure 6's network."""
-    return ResNet(small, device, folder, **options)

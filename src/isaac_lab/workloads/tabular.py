@@ -1,9 +1,9 @@
 """A fully connected network on a table, as the benchmarks of tabular learning train it: Diamonds, or diabetes."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,6 @@ from isaac_lab.data import tables
 from isaac_lab.data.tables import Columns
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
-
-__all__ = ["Tabular", "prepared"]
 
 #: One row in so many is for tests.
 TESTED = 5
@@ -41,6 +39,7 @@ def prepared(columns: Columns) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Ten
     return (rows[train], target[train]), (rows[test], target[test])
 
 
+@registered("tabular", "data", "width", "depth", "batch", "examples", "tested", "split")
 class Tabular(Examples):
     """Squared error of the target; reported is its root, in standard deviations. See `examples.Examples` for options.
 
@@ -57,7 +56,7 @@ class Tabular(Examples):
     """
 
     quantity = "test_loss"
-    metrics: ClassVar[Mapping[str, str]] = {"test_rmse": "Test RMSE"}
+    metrics = MappingProxyType({"test_rmse": "Test RMSE"})
 
     def __init__(
         self,
@@ -101,9 +100,3 @@ class Tabular(Examples):
     def named(self, train: dict[str, float], test: dict[str, float]) -> dict[str, float]:
         """The root of the test loss."""
         return {"test_rmse": math.sqrt(test["loss"])}
-
-
-@registered("tabular", "data", "width", "depth", "batch", "examples", "tested", "split")
-def tabular(small: bool, device: str, folder: Path | None, **options: Any) -> Tabular:
-    """On Diamonds, or a narrow one on diabetes."""
-    return Tabular(small, device, folder, **options)

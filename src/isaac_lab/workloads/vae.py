@@ -1,8 +1,7 @@
 """The variational auto-encoder of pytorch/examples on MNIST: 784-400-20 and back."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,6 @@ from isaac_lab import noise
 from isaac_lab.data import sets
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
-
-__all__ = ["VAE", "MnistVAE"]
 
 HIDDEN, CODE = 400, 20
 
@@ -40,11 +37,12 @@ class VAE(nn.Module):
         return self.fc4(F.relu(self.fc3(code))), mean, log_variance
 
 
+@registered("mnist-vae", "batch", "examples", "tested", "split")
 class MnistVAE(Examples):
     """Minus the evidence lower bound of an image; see `examples.Examples` for the options."""
 
     quantity = "test_loss"
-    metrics: ClassVar[Mapping[str, str]] = {"test_reconstruction": "Test cross-entropy"}
+    metrics = MappingProxyType({"test_reconstruction": "Test cross-entropy"})
     last = "fc4"
 
     def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 128, **options: int | str) -> None:
@@ -74,9 +72,3 @@ def _sums(x: Tensor, logits: Tensor, mean: Tensor, log_variance: Tensor) -> dict
     cross_entropy = F.binary_cross_entropy_with_logits(logits, x, reduction="sum")
     divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
     return {"loss": cross_entropy + divergence, "reconstruction": cross_entropy}
-
-
-@registered("mnist-vae", "batch", "examples", "tested", "split")
-def mnist_vae(small: bool, device: str, folder: Path | None, **options: int) -> MnistVAE:
-    """On MNIST, or a smaller one on the digits."""
-    return MnistVAE(small, device, folder, **options)

@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isaac_lab.workload import Workload, registered, seeded
+from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.resnet import ResNet
-
-__all__ = ["ViT", "VisionTransformer"]
 
 
 class VisionTransformer(nn.Module):
@@ -45,6 +43,7 @@ class VisionTransformer(nn.Module):
         return logits
 
 
+@registered("cifar-vit", "batch", "examples", "tested", "split")
 class ViT(ResNet):
     """The data of the ResNet with another network; see there for the arguments."""
 
@@ -58,9 +57,3 @@ class ViT(ResNet):
         """The transformer."""
         shape = {"width": 32, "layers": 2, "heads": 2, "patch": 8} if self._small else {}
         return seeded(lambda: VisionTransformer(self._classes, **shape), seed).to(self._device)
-
-
-@registered("cifar-vit", "batch", "examples", "tested", "split")
-def cifar_vit(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
-    """ViT-tiny."""
-    return ViT(small, device, folder, **options)

@@ -14,9 +14,10 @@ from isaac_newton.api.masks import hook_models, unhook_models
 from isaac_newton.api.tied import apart
 from isaac_newton.api.watch import Watch, listed
 from isaac_newton.core import use
+from isaac_newton.core.checks import check_choice
 from isaac_newton.core.distributed import Ranks
 from isaac_newton.core.layer import ConditionedLayer, child, live_layers
-from isaac_newton.core.options import BiasMode, Options, OutputCurvature, OutputDamping, Run, Sharing, When, check_choice
+from isaac_newton.core.options import BiasMode, Options, OutputCurvature, OutputDamping, Run, Sharing, When
 from isaac_newton.layers import Registration, find
 from isaac_newton.math.damping import Damping, check
 
@@ -48,7 +49,10 @@ def attach(
     when: When = "backward",
     decay: float = 0.0,
     refresh: int = 1,
+    gather: int | None = None,
+    warm_up: int = 0,
     power: float = 1.0,
+    spread: bool = False,
     process_group: "ProcessGroup | None" = None,
 ) -> "Handle":
     r"""Condition the weight gradients of a model's layers by their inputs; optimizer and training loop stay as they are.
@@ -86,7 +90,12 @@ def attach(
             or `Handle.step`.
         decay: With "step", the share of the running average of the curvature that a step keeps; 0 for no average.
         refresh: With "step", renew the inverse every so many steps.
+        gather: With "step" and `decay`, gather rows in the last so many of every `refresh` steps only. None: in each step.
+        warm_up: With "step" and `decay`, the first so many steps only gather: they drop the model's gradients, so that the
+            optimizer changes nothing, and count as steps.
         power: With "step", the exponent $p$ of $(I + a^\top a/(bλ))^{-p}$: 1 is ISAAC, ½ whitens halfway, 0 is the gradient.
+        spread: With "step" and several ranks, keep each average and inverse on one rank, which sends the inverse at each step:
+            less memory, more communication. Then every rank saves and loads a state of its own.
         process_group: Processes (of `torch.distributed`) whose batches count as one. With "backward", None conditions each
             rank by its own batch; with "step", None is the default group, because ranks share one gradient there.
 
@@ -112,7 +121,10 @@ def attach(
         when=when,
         decay=decay,
         refresh=refresh,
+        gather=gather,
+        warm_up=warm_up,
         power=power,
+        spread=spread,
         ranks=Ranks(process_group, aside=when == "backward") if when == "step" or process_group is not None else None,
     )
     run = Run(options, check(damping), output_damping)

@@ -12,17 +12,20 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from isaac_newton.api import report, state
+from isaac_newton.api.averages import Averages
 from isaac_newton.api.binding import steppers
+from isaac_newton.api.extra_passes import check_output, collect_output_gradients
 from isaac_newton.api.masks import positions, unhook_models
 from isaac_newton.api.step import condition_gradients
 from isaac_newton.api.watch import Watch, listed
+from isaac_newton.core.checks import check_count
 from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer
-from isaac_newton.core.options import OutputDamping, Run, check_count, is_kfac
+from isaac_newton.core.options import OutputDamping, Run, is_kfac
 from isaac_newton.core.statistics import Statistics
 from isaac_newton.math.damping import Damping, check
 from isaac_newton.math.equations import precise
-from isaac_newton.math.likelihood import CrossEntropy, Likelihood, LossFunction, check_loss, likelihood_of, scale_of
+from isaac_newton.math.likelihood import CrossEntropy, LossFunction, check_loss, likelihood_of, scale_of
 
 __all__ = ["Handle"]
 
@@ -151,7 +154,7 @@ class Handle:
 
     @property
     def steps(self) -> int:
-        """With `when="step"`, the steps so far: what a damping schedule is called with."""
+        """With `when="step"`, the steps so far, those of a warm-up too: what a damping schedule is called with."""
         return self._run.steps
 
     def backward(
@@ -188,14 +191,14 @@ class Handle:
             raise TypeError(f"loss must be the tensor that the loss function returned, got {type(loss).__name__}")
         if not loss.requires_grad:
             raise ValueError("loss has no graph to backpropagate through: compute it with gradients enabled, from output")
-        _check_output(output)
+        check_output(output)
         check_loss(loss, output, likelihood)
         if isinstance(likelihood, CrossEntropy):
             likelihood = likelihood.observing(loss, output)
         terms = likelihood.terms(output)
         terms = precise(terms).clamp_min(1) if isinstance(terms, Tensor) else max(terms, 1)
         if run.needs_extra_pass:
-            self._collect_output_gradients(output, likelihood, terms)
+            collect_output_gradients(run, self._sites.values(), output, likelihood, terms)
         if run.options.output_curvature == "empirical":
             scale = scale_of(loss, output, likelihood) if scale is None else scale
             if scale is None:
@@ -230,6 +233,33 @@ class Handle:
             self._bound.append((each, each.register_step_pre_hook(self._before_step)))
         self._run.bound = True
         return self
+
+    @property
+    def curvature(self) -> Mapping[str, Tensor]:
+        """The average second moment S = Σ rᵀr / rows of each weight's inputs, by the name of the parameter.
+
+        (features, features) for a linear layer and a convolution, the last feature a one with `bias="joint"`. With groups, and
+        for packed weights that received several inputs: (parts, features, features), for as many equal parts of the weight's
+        rows. (tokens,) for an embedding, where S is diagonal. Its type is the weight's, float32 at least. It is that of the
+        last step, over all ranks, and comes back with `load_state_dict`. With `spread` a rank has those that it keeps. Attached
+        with `damping=math.inf` a handle gathers it and leaves gradients plain, for optimizers that multiply by themselves.
+        """
+        return self._averages("curvature")
+
+    def factor(self, name: str, damping: Damping | None = None) -> Tensor:
+        """(I + S/λ)⁻ᵖ of `curvature[name]`, computed now; what a gradient (outputs, features) is multiplied by from the right.
+
+        Args:
+            name: That of the parameter.
+            damping: A number or `Relative`; None: that of the handle.
+        """
+        return self._averages("factor").factor(name, self.damping if damping is None else check(damping))
+
+    def _averages(self, name: str) -> Averages:
+        self._needs_step(name)
+        if self._run.options.decay == 0:
+            raise ValueError(f"handle.{name} is of the average that decay keeps, and decay=0 keeps none: attach with decay=.95")
+        return Averages(self._sites)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -312,6 +342,11 @@ class Handle:
         if counts:
             self._run.count_step(optimizer)
         condition_gradients(self._sites, only)
+        if self._run.is_warming_up:
+            chosen = None if only is None else {id(parameter) for parameter in only}
+            for parameter in self._model.parameters():
+                if chosen is None or id(parameter) in chosen:
+                    parameter.grad = None  # an optimizer leaves such a parameter alone, weight decay included
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: counters, the damping if it is a number, and running averages; for `torch.save`."""
@@ -348,34 +383,3 @@ class Handle:
     def _settle(self) -> None:
         if sum(site.statistics.settle() for site in self._sites.values()):
             self._run.warn_about_failure()
-
-    def _collect_output_gradients(self, output: Tensor, likelihood: Likelihood, terms: int | Tensor) -> None:
-        run = self._run
-        weights = [p for site in self._sites.values() for p in site.module.parameters() if p.requires_grad]
-        with _collecting(run):
-            if run.options.output_curvature == "exact":
-                scale = terms**-0.5
-                columns = likelihood.root(output.detach())
-            else:
-                scale = (terms * run.options.samples) ** -0.5
-                columns = (likelihood.sample(output.detach()) for _ in range(run.options.samples))
-            for column in columns:
-                torch.autograd.grad(output, weights, grad_outputs=column * scale, retain_graph=True, allow_unused=True)
-
-
-@contextlib.contextmanager
-def _collecting(run: Run) -> Iterator[None]:
-    run.collecting = True
-    try:
-        yield
-    finally:
-        run.collecting = False
-
-
-def _check_output(output: object) -> None:
-    if not isinstance(output, Tensor):
-        raise TypeError(f"output must be the tensor the loss was computed from, got {type(output).__name__}")
-    if not output.requires_grad:
-        raise ValueError(
-            "output has no graph to backpropagate through: compute it with gradients enabled, and do not detach it"
-        )

@@ -175,7 +175,19 @@ def _options(run: Run) -> list[str]:
     """The options that are not those of `attach(model)`."""
     said = [f"damping={run.damping}"]
     usual = Options()
-    for name in ("sharing", "max_rows", "keep_norm", "bias", "when", "decay", "refresh", "power"):
+    for name in (
+        "sharing",
+        "max_rows",
+        "keep_norm",
+        "bias",
+        "when",
+        "decay",
+        "refresh",
+        "gather",
+        "warm_up",
+        "power",
+        "spread",
+    ):
         value = getattr(run.options, name)
         if value != getattr(usual, name):
             said.append(f"{name}={value!r}")

@@ -4,11 +4,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from isaac_newton.core.checks import check_choice, check_count
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import Moment, WeightSlice
-from isaac_newton.core.options import Run, check_choice, check_count
+from isaac_newton.core.options import Run
 from isaac_newton.math.damping import Damping, Relative, RelativeTo, check
 
 __all__ = ["load", "saved"]
@@ -19,6 +21,7 @@ def saved(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping) -> di
     return {
         "format": 1,
         "when": run.options.when,
+        "share": _share(run),
         "backward_passes": run.backward_passes,
         "steps": run.steps,
         "damping": _number(run.damping),
@@ -44,6 +47,10 @@ def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state:
     when = state.get("when", run.options.when)
     if not isinstance(when, str) or when != run.options.when:
         raise ValueError(f"the state is of when={when!r}, and this handle has when={run.options.when!r}")
+    if state.get("share", "all") != _share(run):
+        raise ValueError(
+            f"the state is of {state['share']}, and this is {_share(run)}: with spread=True each rank saves and loads its own"
+        )
     curvatures, damping = state["curvature"], state["damping"]
     if not isinstance(curvatures, Mapping) or not all(isinstance(each, Mapping) for each in curvatures.values()):
         raise TypeError(f"the curvature in a state must be a mapping of mappings, got {curvatures!r}")
@@ -80,13 +87,21 @@ def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state:
             RuntimeWarning,
             stacklevel=3,
         )
+    moved: dict[torch.device, dict[int, Tensor]] = {}
     for name, site in sites.items():
         for gathering in site.gatherings.values():
             gathering.moments = {}
         for where, each in curvatures.get(name, {}).items():
             place = WeightSlice(*where)
             site.gathering(place.parameter).moments[place] = moment = Moment()
-            moment.load(each, device=next(site.module.parameters()).device)
+            device = next(site.module.parameters()).device
+            moment.load(each, device, moved.setdefault(device, {}))
+
+
+def _share(run: Run) -> str:
+    """Whose averages are in a state: with `spread`, those of one rank."""
+    ranks = run.options.ranks
+    return f"rank {ranks.rank} of {ranks.count}" if run.options.spread and ranks is not None and ranks.count > 1 else "all"
 
 
 def _relative_to(damping: Damping) -> RelativeTo:

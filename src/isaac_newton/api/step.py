@@ -1,33 +1,42 @@
 """Right before an optimizer's step, with `when="step"`: every gradient is conditioned by what its weight has gathered."""
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from isaac_newton import torch_private
-from isaac_newton.core.conditioner import invert, multiply
+from isaac_newton.api.averages import eigenvalues, owns, renew
+from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.distributed import Ranks, first_row, is_sharded, keep_own_part, local, sum_over_shards, whole
 from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer, child
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.rows import Rows
 from isaac_newton.math import equations
-from isaac_newton.math.damping import relative_damping
 from isaac_newton.torch_private import sparse_parts
 
 __all__ = ["condition_gradients"]
 
-#: As in `kernels.dense`: the largest trace of S/λ for which a conditioner in float32 is accurate enough.
-FLOAT32_TRACE = 512.0
 #: A relative error that counts as a failure, and in how many steps it is looked for once.
 _LOST, _CHECKED = 1e-2, 64
 #: Called with a gradient before and after.
 Inspect: TypeAlias = Callable[[Tensor, Tensor], None]
+
+
+class _Matrix(NamedTuple):
+    """A matrix of a parameter at the step, and what is known of its inputs."""
+
+    where: WeightSlice
+    moment: Moment
+    site: ConditionedLayer
+    parameter: Tensor
 
 
 class _Weight(NamedTuple):
@@ -50,14 +59,23 @@ def condition_gradients(sites: Mapping[str, ConditionedLayer], only: Iterable[Te
     weights = _weights(sites, chosen)
     due = [_is_due(weight) for weight in weights]
     if ranks is not None:
-        due = _sum_over(weights, due, ranks)
+        # What is due on one rank is due on all.
+        flags = [bool(flag) for flag in ranks.largest([float(flag) for pair in due for flag in pair])]
+        due = list(zip(flags[::2], flags[1::2], strict=True))
     strange = [] if ranks is not None else _unseen(sites, chosen)
-    for weight, (grown, explained) in zip(weights, due, strict=True):
-        if not explained:
-            strange.append(child(weight.site.name, weight.name))
-        elif grown:
-            for where, moment in weight.gathering.moments.items():
-                _condition(where, moment, weight.site)
+    strange += [child(one.site.name, one.name) for one, (_, explained) in zip(weights, due, strict=True) if not explained]
+    for same in _alike([weight for weight, ready in zip(weights, due, strict=True) if all(ready)], ranks):
+        first = same[0]
+        if ranks is not None and run.options.spread and first.moment.owner is None:
+            first.moment.owner = _least_loaded(sites, ranks)
+        if ranks is not None and first.site.gathers(first.moment):
+            first.moment.sum_over(ranks, first.parameter.device)
+        if not run.is_warming_up:
+            _condition(same, ranks)
+        elif owns(first.moment, first.site):
+            first.moment.take_in(run.options.decay)
+        _follow(same)
+    for weight in weights:
         weight.gathering.consume()
     if strange:
         run.warn_about_strange(strange)
@@ -141,51 +159,98 @@ def _check_replicas(parameters: Iterable[Tensor], ranks: Ranks) -> None:
         )
 
 
-def _sum_over(weights: Sequence[_Weight], due: Sequence[tuple[bool, bool]], ranks: Ranks) -> list[tuple[bool, bool]]:
-    """Sum what the ranks have gathered. What is due on one rank is due on all."""
-    flags = [bool(flag) for flag in ranks.largest([float(flag) for pair in due for flag in pair])]
-    everywhere = list(zip(flags[::2], flags[1::2], strict=True))
-    for weight, (grown, explained) in zip(weights, everywhere, strict=True):
-        if grown and explained:
-            for _, moment in sorted(weight.gathering.moments.items(), key=lambda item: repr(item[0])):
-                if weight.site.gathers(moment):
-                    moment.sum_over(ranks, weight.parameter.device)
-    return everywhere
+def _alike(weights: Sequence[_Weight], ranks: Ranks | None) -> list[list[_Matrix]]:
+    """The matrices whose moments consist of the same tensors, on all ranks: those of layers with one input."""
+    matrices = [
+        _Matrix(where, moment, weight.site, weight.parameter)
+        for weight in weights
+        for where, moment in sorted(weight.gathering.moments.items(), key=lambda item: item[0][:5])
+    ]
+    first: dict[Hashable, int] = {}
+    numbers = [first.setdefault(matrix.moment.made_of(), number) for number, matrix in enumerate(matrices)]
+    everywhere = [numbers] if ranks is None else ranks.each(numbers)
+    found: dict[tuple[int, ...], list[_Matrix]] = {}
+    for matrix, key in zip(matrices, zip(*everywhere, strict=True), strict=True):
+        found.setdefault(key, []).append(matrix)
+    return list(found.values())
 
 
-def _condition(where: WeightSlice, moment: Moment, site: ConditionedLayer) -> None:
-    options, run = site.run.options, site.run
-    few = moment.all_rows() if moment.rows and options.keeps_rows else None
-    inspect: Inspect | None = None
-    if few is not None:
-        strength, relative = run.damping_now()
-        r = few[0] if len(few) == 1 else few
-        (made,) = invert([Rows(r, r.shape[-2], in_difference=r.shape[-2] < r.shape[-1])], strength, relative)
-        site.fell_back(made.failures)
-        if run.inspecting:
-            inspect = functools.partial(site.inspect, lambda: equations.spectrum(few), made.damping)
+def _least_loaded(sites: Mapping[str, ConditionedLayer], ranks: Ranks) -> int:
+    """The rank whose second moments have the fewest numbers; all ranks know who has which."""
+    loads = [0] * ranks.count
+    for site in sites.values():
+        for moment in (moment for gathering in site.gatherings.values() for moment in gathering.moments.values()):
+            if moment.owner is not None and moment.form is not None:
+                loads[moment.owner] += math.prod(moment.form[0])
+    return loads.index(min(loads))
 
-        def by_rows(matrix: Tensor) -> Tensor:
-            (done,) = multiply([matrix[0] if len(matrix) == 1 else matrix], [made])
-            if made.lost_digits:
-                site.lost_digits()
-            return done if done.dim() == 3 else done[None]
 
-        _rewrite(site.module, where, by_rows, keep_norm=options.keep_norm, inspect=inspect)
+def _sent(moment: Moment, ranks: Ranks, device: torch.device) -> Tensor | None:
+    """The conditioner of the rank that has it."""
+    assert moment.owner is not None
+    assert moment.form is not None
+    if moment.is_plain:
+        return None
+    assert (moment.conditioner is not None) == (moment.owner == ranks.rank)
+    shape, dtype = moment.form
+    sent = torch.empty(shape, dtype=dtype, device=device) if moment.conditioner is None else moment.conditioner.to(dtype)
+    ranks.send(moment.owner, sent)
+    return sent
+
+
+def _condition(same: Sequence[_Matrix], ranks: Ranks | None) -> None:
+    """Condition the gradients of matrices that have one second moment between them."""
+    (_, moment, site, _), options = same[0], same[0].site.run.options
+    if moment.rows and options.keeps_rows:
+        _condition_by_rows(same, moment.all_rows())
     else:
-        _renew(moment, site)
+        renew(moment, site)
         conditioner = moment.conditioner
+        if ranks is not None and moment.owner is not None:
+            conditioner = _sent(moment, ranks, same[0].parameter.device)
         if conditioner is not None:
-            if run.inspecting:
-                values = functools.partial(_eigenvalues, conditioner, moment.damping, options.power)
-                inspect = functools.partial(site.inspect, values, moment.damping)
-            times = functools.partial(_times, conditioner, site)
-            _rewrite(site.module, where, times, keep_norm=options.keep_norm, diagonal=conditioner, inspect=inspect)
-    moment.clear()
+            for matrix in same:
+                _multiply_by_average(matrix, conditioner, moment.damping)
     if options.refresh == 1:
         moment.conditioner = None
     if options.decay == 0:
         moment.average = moment.weight = None
+
+
+def _follow(same: Sequence[_Matrix]) -> None:
+    for matrix in same:
+        matrix.moment.follow(same[0].moment)
+        matrix.moment.clear()
+
+
+def _condition_by_rows(same: Sequence[_Matrix], few: Float[Tensor, "groups rows features"]) -> None:
+    """With an inverse on the side of the rows, which are all that there is."""
+    site = same[0].site
+    r = few[0] if len(few) == 1 else few
+    (made,) = invert([Rows(r, r.shape[-2], in_difference=r.shape[-2] < r.shape[-1])], *site.run.damping_now())
+    site.fell_back(made.failures)
+    for matrix in same:
+        by = dataclasses.replace(made)  # it notes lost digits
+        inspect: Inspect | None = None
+        if site.run.inspecting:
+            inspect = functools.partial(matrix.site.inspect, lambda: equations.spectrum(few), made.damping)
+        _rewrite(matrix, functools.partial(_times_few, by, matrix.site), inspect=inspect)
+
+
+def _times_few(by: Conditioner, site: ConditionedLayer, matrix: Tensor) -> Tensor:
+    (done,) = multiply([matrix[0] if len(matrix) == 1 else matrix], [by])
+    if by.lost_digits:
+        site.lost_digits()
+    return done if done.dim() == 3 else done[None]
+
+
+def _multiply_by_average(matrix: _Matrix, conditioner: Tensor, damping: float | Tensor) -> None:
+    site = matrix.site
+    inspect: Inspect | None = None
+    if site.run.inspecting and owns(matrix.moment, site):
+        values = functools.partial(eigenvalues, conditioner, damping, site.run.options.power)
+        inspect = functools.partial(site.inspect, values, damping)
+    _rewrite(matrix, functools.partial(_times, conditioner, site), diagonal=conditioner, inspect=inspect)
 
 
 def _count_lost_digits(before: Tensor, after: Tensor, site: ConditionedLayer) -> None:
@@ -205,65 +270,15 @@ def _times(conditioner: Tensor, site: ConditionedLayer, matrix: Tensor) -> Tenso
     return done
 
 
-def _eigenvalues(conditioner: Tensor, damping: float | Tensor, power: float) -> Tensor:
-    """Those of the second moment S behind (I + S/λ)^−p."""
-    values = conditioner if conditioner.dim() == 1 else torch.linalg.eigvalsh(equations.precise(conditioner))
-    return (damping * (values.clamp_min(torch.finfo(values.dtype).tiny).pow(-1 / power) - 1)).clamp_min(0)
-
-
-def _renew(moment: Moment, site: ConditionedLayer) -> None:
-    """Make the conditioner for this step, unless the last one still serves."""
-    options = site.run.options
-    mean = moment.mean(options.decay) if moment.gathered or options.decay else None
-    if moment.conditioner is not None and moment.age < options.refresh:
-        moment.age += 1
-        return
-    if mean is None:
-        return
-    diagonal = mean.dim() == 1
-    damping, relative = site.run.damping_now()
-    if relative == "mean":
-        damping = relative_damping((mean if diagonal else mean.diagonal(dim1=-2, dim2=-1)).mean(), damping)
-    elif relative:
-        damping = relative_damping((mean if diagonal else equations.largest_eigenvalue(mean)).amax(), damping)
-    moment.age, moment.damping = 1, damping
-    if options.power == 0 or (isinstance(damping, float) and damping == math.inf):
-        moment.conditioner = None
-    elif diagonal:
-        moment.conditioner = (1 + mean / damping).pow(-options.power)
-    else:
-        moment.conditioner = _conditioner(mean, damping, site, moment.dtype or mean.dtype)
-
-
-def _conditioner(moment: Tensor, damping: float | Tensor, site: ConditionedLayer, dtype: torch.dtype) -> Tensor:
-    """(I + S/λ)^−p in the cheapest dtype that is accurate; where it cannot be had, with more damping, and else I."""
-    power = site.run.options.power
-    result = equations.root_conditioner(moment, damping, power)
-    failed = equations.is_nan(result)
-    identity = torch.eye(moment.shape[-1], dtype=result.dtype, device=result.device)
-    if moment.device.type != "cpu":
-        # Nothing waits for the device.
-        site.fell_back(failed.any().long())
-        return torch.where(failed, identity, result).to(dtype)
-    trace = moment.diagonal(dim1=-2, dim2=-1).sum(-1).amax()
-    if failed.any().item():
-        site.fell_back()
-        larger = max(float(damping), float(trace) / FLOAT32_TRACE)
-        result = torch.where(failed, equations.root_conditioner(moment, larger, power), result)
-        result = torch.where(equations.is_nan(result), identity, result)
-    return result.to(dtype) if trace.item() <= FLOAT32_TRACE * float(damping) else result
-
-
 def _rewrite(
-    layer: nn.Module,
-    where: WeightSlice,
+    matrix: _Matrix,
     multiply: Callable[[Tensor], Tensor],
     *,
-    keep_norm: bool,
     diagonal: Tensor | None = None,
     inspect: Inspect | None = None,
 ) -> None:
-    """Replace the gradient at `where` by what `multiply` makes of it, a matrix (groups, outputs, features)."""
+    """Replace the gradient of a matrix by what `multiply` makes of it, as (groups, outputs, features)."""
+    where, layer, keep_norm = matrix.where, matrix.site.module, matrix.site.run.options.keep_norm
     parameters = [layer.get_parameter(where.parameter)]
     if where.bias is not None:
         parameters.append(layer.get_parameter(where.bias))

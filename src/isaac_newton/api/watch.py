@@ -3,7 +3,7 @@
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class Watch:
         """The weight of these layers received a gradient; one of them should have been seen."""
         if self._run.is_plain or any(self._sites[name].was_plain for name in names):
             return
-        if any(self._sites[name].statistics.side for name in names):
+        if any(self._sites[name].statistics.backward_pass for name in names):
             self._compare(names, gradient)
             return
         self.gone |= dict.fromkeys(names, "used outside its layer")
@@ -103,19 +103,13 @@ class Watch:
         """Whether that is what calls of these layers have left for it."""
         sites = [self._sites[name] for name in names]
         parts = [part for site in sites for part in site.left or ()]
-        known = all(site.left is not None for site in sites) and self._run.capture is None and bool(parts)
-        if not known or any(part.numel() != gradient.numel() or not _is_dense(part) for part in [*parts, gradient]):
+        known = self._run.capture is None and all(site.left is not None for site in sites)
+        if not known or not _adds_up(parts, gradient) or _is_sum_of(parts, gradient):
             return
-        if len(parts) > 1 and len({part.shape for part in parts}) > 1:
-            return
-        # Layers may hold it transposed, which norms do not see.
-        total = torch.stack([part.detach().double() for part in parts]).sum(0).norm()
-        digits = max(torch.finfo(part.dtype).eps for part in [*parts, gradient])
-        if (gradient.detach().double().norm() - total).abs() > 100 * digits * total:
-            for site in sites:
-                site.statistics.elsewhere = True
-            if self._run.options.when == "step":
-                self._say(_ADDED_UP, [site.name for site in sites if isinstance(site.module, nn.Embedding)])
+        for site in sites:
+            site.statistics.elsewhere = True
+        if self._run.options.when == "step":
+            self._say(_ADDED_UP, [site.name for site in sites if isinstance(site.module, nn.Embedding)])
 
     def _say_outside(self) -> None:
         names, self._news = self._news, []
@@ -124,12 +118,13 @@ class Watch:
     def after_pass(self) -> None:
         """When a backward pass has ended."""
         run, now = self._run, self._run.backward_passes
-        run.clock.end()
         run.memory = None  # of the forward pass, and large
-        missing = False
+        if run.clock.running:
+            run.clock.end()
+        missing, unseen = False, bool(self._unseen)
         for name, site in self._sites.items():
             if site.statistics.backward_pass == now:
-                if name in self._unseen:
+                if unseen and name in self._unseen:
                     self._saw(name)
             elif name not in self._looked_for and name not in self._unseen:
                 missing = True
@@ -202,6 +197,20 @@ class _Arrival:
         watch = self._watch()
         if watch is not None:
             watch.came_past(self._names, gradient)
+
+
+def _adds_up(parts: Sequence[Tensor], gradient: Tensor) -> bool:
+    """Whether the sum of the parts can be told from the gradient."""
+    if not parts or len({part.shape for part in parts}) > 1:
+        return False
+    return all(part.numel() == gradient.numel() and _is_dense(part) for part in [*parts, gradient])
+
+
+def _is_sum_of(parts: Sequence[Tensor], gradient: Tensor) -> bool:
+    # Layers may hold it transposed, which norms do not see.
+    total = torch.stack([part.detach().double() for part in parts]).sum(0).norm()
+    digits = max(torch.finfo(part.dtype).eps for part in [*parts, gradient])
+    return not bool((gradient.detach().double().norm() - total).abs() > 100 * digits * total)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -11,7 +11,7 @@ _SAMPLES = 5
 
 
 class Clock:
-    """Runs in few passes only, since asking for the time takes time too. On a GPU the host would not know."""
+    """Runs in few passes only, since asking takes time too: look at `running` first. On a GPU the host would not know."""
 
     def __init__(self) -> None:
         self.running = False
@@ -29,22 +29,21 @@ class Clock:
 
     def end(self) -> None:
         """When the next one has."""
-        if self.running:
-            self.running = False
-            self._shares.append(min(self._spent / (perf_counter() - self._began), 1.0))
+        self.running = False
+        self._shares.append(min(self._spent / (perf_counter() - self._began), 1.0))
 
     def now(self) -> float:
-        """The time, where the clock runs; else 0."""
-        return perf_counter() if self.running else 0.0
+        """The time."""
+        return perf_counter()
 
-    def add(self, started: float) -> None:
-        """The time since then was spent on conditioning."""
-        if started:
-            self._spent += perf_counter() - started
+    def add(self, started: float) -> float:
+        """The time since then was spent on conditioning; returns what time it is."""
+        now = perf_counter()
+        self._spent += now - started
+        return now
 
     def add_beyond(self, started: float, plainly: Callable[[], object]) -> None:
         """Of the time since then, what it took longer than this does, which would have been done anyway."""
-        if started:
-            between = perf_counter()
-            plainly()
-            self._spent += max(2 * between - started - perf_counter(), 0.0)
+        between = perf_counter()
+        plainly()
+        self._spent += max(2 * between - started - perf_counter(), 0.0)

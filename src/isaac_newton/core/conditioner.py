@@ -4,9 +4,11 @@ The precision policy is here: linear algebra in float32 or better, whatever auto
 to a larger damping, then to the plain gradient.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -14,18 +16,19 @@ from torch import Tensor
 
 from isaac_newton import kernels
 from isaac_newton.core.rows import Rows, cast, working_dtype
-from isaac_newton.kernels import cpu
+from isaac_newton.kernels import GRAM, MOST_SUBTRACTED, MULTIPLIED, SCALED, Inverted, cpu
 from isaac_newton.math import equations
 from isaac_newton.math.damping import RelativeTo, relative_damping
 from isaac_newton.torch_private import has_values
 
-__all__ = ["MOST_SWEPT", "Conditioner", "invert", "multiply", "multiply_own"]
+if TYPE_CHECKING:
+    from isaac_newton.kernels.inverse_small import Small
 
-#: Up to this size Triton inverts; larger ones are torch's in float64.
-MOST_SWEPT = 1024
+__all__ = ["Conditioner", "invert", "multiply", "multiply_own"]
+
 #: Up to so many features, rows of the own form are multiplied by their inverse however few the outputs are.
 _FEW_FEATURES = 512
-_PRECISE = (torch.float32, torch.float64)
+_IDENTITY = Inverted()
 
 
 @dataclass(slots=True)
@@ -37,19 +40,28 @@ class Conditioner:
     """
 
     rows: Rows
-    inverse: Float[Tensor, "*groups small small"] | None = None
-    multiplied: Float[Tensor, "*groups rows in"] | None = None
-    damping: float | Tensor = math.inf
+    found: "Inverted | Small" = _IDENTITY
     failures: int | Tensor = 0
     keeps_norm: bool = False
-    gram: Float[Tensor, "rows rows"] | None = None
+    #: Whether a kernel can subtract with it, several gradients at a time.
+    subtracts: bool = False
     #: Whether a gradient that was multiplied had too few digits for the difference.
     lost_digits: bool = False
 
     @property
+    def inverse(self) -> Float[Tensor, "*groups small small"] | None:
+        """P or Q."""
+        return self.found.inverse
+
+    @property
+    def damping(self) -> float | Tensor:
+        """λ."""
+        return self.found.damping
+
+    @property
     def is_plain(self) -> bool:
         """Whether it changes nothing."""
-        return self.inverse is None and self.multiplied is None
+        return self.found.inverse is None and self.found.multiplied is None
 
 
 def invert(
@@ -64,83 +76,91 @@ def invert(
 
     `early`: in a forward pass that is captured; then rows are multiplied where the gradient will not have to wait for them.
     """
-    found: list[Conditioner | None] = [None] * len(rows)
-    small: list[int] = []
-    on_cpu: dict[tuple[int, bool], list[int]] = {}
     plain = isinstance(strength, float) and strength == math.inf
     able = kernels.groupable([one.r for one in rows])
-    for number, one in enumerate(rows):
-        r = one.r
-        if plain or 0 in r.shape:
-            found[number] = Conditioner(one)
-        elif able[number] and r.dim() == 2 and one.counted is None and min(r.shape) <= MOST_SWEPT:
-            small.append(number)
-        elif r.dim() == 2 and r.device.type == "cpu" and one.counted is None and not kernels.is_differentiable(r):
-            on_cpu.setdefault((min(r.shape), one.in_difference), []).append(number)
+    members: dict[tuple[str, int], list[int]] = {}
+    for number, (one, grouped) in enumerate(zip(rows, able, strict=True)):
+        way = ("plain", 0) if plain else _way(one.r.shape, grouped, one.counted is None, one.in_difference)
+        members.setdefault(way, []).append(number)
+    found: dict[int, Conditioner] = {}
+    for (who, _), numbers in members.items():
+        some = [rows[number] for number in numbers]
+        if who.startswith("inverse"):
+            made = _invert_by_triton(who, some, strength, relative, early=early, keep_norm=keep_norm)
         else:
-            found[number] = _inverted_by_torch(one, strength, relative)
-    if small:
-        _invert_by_triton(rows, small, strength, relative, found, early=early, keep_norm=keep_norm)
-    for (_, in_difference), numbers in on_cpu.items():
-        _invert_on_cpu(rows, numbers, float(strength), relative, in_difference, found)
-    conditioners = [one for one in found if one is not None]
-    for conditioner in conditioners:
-        conditioner.keeps_norm = keep_norm
-    return conditioners
+            made = _invert_by_libraries(who, some, strength, relative)
+        for conditioner in made:
+            conditioner.keeps_norm = keep_norm
+        if len(members) == 1:
+            return made
+        found.update(zip(numbers, made, strict=True))
+    return [found[number] for number in range(len(rows))]
+
+
+@functools.lru_cache(maxsize=4096)
+def _way(shape: tuple[int, ...], grouped: bool, all_count: bool, in_difference: bool) -> tuple[str, int]:
+    """Who inverts rows of this shape, and which of them a CPU can do by one factorization."""
+    if 0 in shape:
+        return "plain", 0
+    if len(shape) > 2 or not all_count:
+        return "torch", 0
+    if grouped and min(shape) <= kernels.MOST_INVERTED:
+        return ("inverse_small" if min(shape) <= kernels.MOST_SMALL else "inverse_large"), 0
+    return "library", 2 * min(shape) + in_difference
 
 
 def _invert_by_triton(
-    rows: Sequence[Rows],
-    numbers: Sequence[int],
-    strength: float | Tensor,
-    relative: RelativeTo,
-    found: list[Conditioner | None],
-    *,
-    early: bool,
-    keep_norm: bool,
-) -> None:
+    module: str, rows: Sequence[Rows], strength: float | Tensor, relative: RelativeTo, *, early: bool, keep_norm: bool
+) -> list[Conditioner]:
     from isaac_newton.kernels import inverse_large, inverse_small
 
-    for module in (inverse_small, inverse_large):
-        mine = [n for n in numbers if (min(rows[n].r.shape) <= inverse_small.MOST) == (module is inverse_small)]
-        xs = [rows[n].r.contiguous() for n in mine]
-        kinds = [_kind(rows[n], early, keep_norm) for n in mine]
-        for number, made in zip(mine, module.inverses(xs, strength, relative, kinds), strict=True):
-            found[number] = Conditioner(rows[number], made.inverse, made.multiplied, made.damping, gram=made.gram)
+    inverses = (inverse_small if module == "inverse_small" else inverse_large).inverses
+    kinds = [_kind(one.r.shape, one.in_difference, one.outputs, early, keep_norm) for one in rows]
+    xs = [one.r.contiguous() for one in rows]
+    found = inverses(xs, strength, relative, kinds)
+    wide = torch.float32
+    return [
+        Conditioner(one, made, 0, keep_norm, kind & SCALED > 0 and r.dtype is wide and r.shape[0] <= MOST_SUBTRACTED)
+        for one, r, made, kind in zip(rows, xs, found, kinds, strict=True)
+    ]
 
 
-def _kind(rows: Rows, early: bool, keep_norm: bool) -> int:
+@functools.lru_cache(maxsize=4096)
+def _kind(shape: tuple[int, ...], in_difference: bool, outputs: int, early: bool, keep_norm: bool) -> int:
     """What the kernels shall compute: the inverse, or rows that are multiplied by it as well."""
-    from isaac_newton.kernels.inverse_small import GRAM, MULTIPLIED, SCALED
-
-    count, features = rows.r.shape
-    if rows.in_difference:
+    count, features = shape
+    if in_difference:
         return MULTIPLIED + SCALED + (GRAM if keep_norm else 0)
     if count >= features or early or keep_norm:
         return GRAM if keep_norm and count < features else 0
     # Multiplied rows save a product in the backward pass, but take the memory of the rows instead of the outputs'.
-    return MULTIPLIED if features <= max(rows.outputs, _FEW_FEATURES) else 0
+    return MULTIPLIED if features <= max(outputs, _FEW_FEATURES) else 0
 
 
-def _invert_on_cpu(
-    rows: Sequence[Rows],
-    numbers: Sequence[int],
-    strength: float,
-    relative: RelativeTo,
-    in_difference: bool,
-    found: list[Conditioner | None],
-) -> None:
+def _invert_by_libraries(way: str, rows: Sequence[Rows], strength: float | Tensor, relative: RelativeTo) -> list[Conditioner]:
+    if way == "plain":
+        return [Conditioner(one) for one in rows]
+    if way == "torch" or rows[0].r.device.type != "cpu" or kernels.is_differentiable(*[one.r for one in rows]):
+        return [_inverted_by_torch(one, strength, relative) for one in rows]
+    return _invert_on_cpu(rows, float(strength), relative)
+
+
+def _invert_on_cpu(rows: Sequence[Rows], strength: float, relative: RelativeTo) -> list[Conditioner]:
     """Inverses of one size by one factorization."""
-    found_rows = [cast(rows[number].r, working_dtype(rows[number].r.dtype)) for number in numbers]
-    xs = [r if r.shape[0] < r.shape[1] else r.mT for r in found_rows]
-    dampings = _dampings(found_rows, strength, relative) if relative else [strength] * len(numbers)
-    scales = [1 / (r.shape[0] * damping) for r, damping in zip(found_rows, dampings, strict=True)]
+    in_difference = rows[0].in_difference
+    rs = [cast(one.r, working_dtype(one.r.dtype)) for one in rows]
+    dampings = _dampings(rs, strength, relative) if relative else [strength] * len(rs)
+    xs, scales = [], []
+    for r, damping in zip(rs, dampings, strict=True):
+        xs.append(r if r.shape[0] < r.shape[1] else r.mT)
+        scales.append(1 / (r.shape[0] * damping))
     # The largest eigenvalue of what is inverted is known where the damping is relative to it.
     results = cpu.inverses(xs, scales, in_difference, 1 / strength if relative == "largest" else math.inf)
-    for number, damping, scale, (inverse, failures) in zip(numbers, dampings, scales, results, strict=True):
-        if inverse is not None and in_difference:
-            inverse = scale * inverse
-        found[number] = Conditioner(rows[number], inverse, None, damping, failures)
+    made = []
+    for one, damping, scale, (inverse, failures) in zip(rows, dampings, scales, results, strict=True):
+        inverse = scale * inverse if inverse is not None and in_difference else inverse
+        made.append(Conditioner(one, Inverted(inverse, None, damping), failures))
+    return made
 
 
 def _dampings(rs: Sequence[Float[Tensor, "_ _"]], strength: float, relative: RelativeTo) -> list[float]:
@@ -151,8 +171,8 @@ def _dampings(rs: Sequence[Float[Tensor, "_ _"]], strength: float, relative: Rel
     grams = torch.empty(len(rs), size, size, dtype=rs[0].dtype)
     with cpu.unrounded(rs[0]):
         for r, gram in zip(rs, grams, strict=True):
-            torch.mm(*((r, r.mT) if len(r) == size else (r.mT, r)), out=gram)
-    counts = torch.tensor([len(r) for r in rs], dtype=grams.dtype)
+            torch.mm(*((r, r.mT) if r.shape[0] < r.shape[1] else (r.mT, r)), out=gram)
+    counts = torch.tensor([r.shape[0] for r in rs], dtype=grams.dtype)
     found: list[float] = relative_damping(equations.largest_eigenvalue(grams) / counts, strength).tolist()
     return found
 
@@ -192,7 +212,7 @@ def _inverted_by_torch(one: Rows, strength: float | Tensor, relative: RelativeTo
             # A GPU would wait for values that decide the precision.
             inverse = inverse if kernels.is_differentiable(r) else cast(inverse, r.dtype)
     inverse = scale * inverse if one.in_difference and inverse is not None else inverse
-    return Conditioner(one, inverse, None, damping, failures)
+    return Conditioner(one, Inverted(inverse, None, damping), failures)
 
 
 def multiply(
@@ -200,57 +220,50 @@ def multiply(
 ) -> list[Float[Tensor, "*_ _ _"]]:
     """Stage 4: ∇ (I + rᵀr/(kλ))⁻¹ for each gradient; `in_place` allows to write to their memory."""
     results = list(gradients)
-    together: list[int] = []
     able = kernels.groupable(gradients)
+    together: list[int] = []
     for number, (gradient, one) in enumerate(zip(gradients, by, strict=True)):
-        if one.multiplied is not None and able[number] and _can_subtract(gradient, one.rows.r):
+        if one.subtracts and able[number] and 1 in gradient.stride() and gradient.numel() > 0:
             together.append(number)
         elif not one.is_plain and gradient.numel():
             results[number] = _multiplied_by_torch(gradient, one, in_place)
     if together:
-        from isaac_newton.kernels.subtract import subtract
-
-        multiplied = [product for n in together if (product := by[n].multiplied) is not None]
-        kept = [_kept(by[n]) for n in together]
-        rows = [by[n].rows.r for n in together]
-        done = subtract([gradients[n] for n in together], rows, multiplied, in_place=in_place, keep_norm=kept)
+        done = _subtracted_by_triton([gradients[n] for n in together], [by[n] for n in together], in_place)
         for number, result in zip(together, done, strict=True):
             results[number] = result
     return results
 
 
-#: Of the kernel that subtracts.
-_MOST_SUBTRACTED = 256
+def _subtracted_by_triton(gradients: Sequence[Tensor], by: Sequence[Conditioner], in_place: bool) -> list[Tensor]:
+    from isaac_newton.kernels.subtract import subtract_at
 
-
-def _can_subtract(gradient: Tensor, r: Tensor) -> bool:
-    few = r.dtype is torch.float32 and r.shape[0] <= _MOST_SUBTRACTED
-    return few and 1 in gradient.stride() and gradient.numel() > 0
-
-
-def _kept(by: Conditioner) -> tuple[Tensor, Tensor] | None:
-    """What the kernel that subtracts needs to keep the norm."""
-    if not by.keeps_norm:
-        return None
-    assert by.inverse is not None
-    assert by.gram is not None
-    return by.inverse, by.gram
+    rs = [one.rows.r for one in by]
+    addresses = list(zip(*[one.found.addresses for one in by], strict=True))
+    rows = [r.data_ptr() for r in rs]
+    kept = [one.keeps_norm for one in by]
+    return subtract_at(gradients, [r.shape[0] for r in rs], [rows, *addresses], kept, in_place=in_place)
 
 
 def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> Tensor:
-    r, inverse, multiplied = by.rows.r, by.inverse, by.multiplied
-    if r.shape[-2] >= r.shape[-1]:
-        assert inverse is not None
-        product = cast(gradient, inverse.dtype) @ inverse
-        product = _as_long_as(gradient, product) if by.keeps_norm else product
-        # Those of a bucket are there together: the memory of the plain gradients serves the others.
-        return gradient.copy_(product) if in_place and gradient.device.type == "cpu" else product
-    # Woodbury. The difference is inherent: the gradient need not lie in the span of r. It can be much smaller than its parts,
-    # so that these are not rounded, whatever torch may do to products (TF32).
-    dtype = r.dtype if inverse is None else inverse.dtype
-    r = cast(r, dtype)
-    wider = dtype is torch.float64 and gradient.dtype is not dtype
-    if wider and inverse is not None and gradient.device.type == "cpu" and not kernels.is_differentiable(gradient, r):
+    r, inverse = by.rows.r, by.found.inverse
+    if r.shape[-2] < r.shape[-1]:
+        return _difference(gradient, by, in_place)
+    assert inverse is not None
+    product = cast(gradient, inverse.dtype) @ inverse
+    product = _as_long_as(gradient, product) if by.keeps_norm else product
+    # Those of a bucket are there together: the memory of the plain gradients serves the others.
+    return gradient.copy_(product) if in_place and gradient.device.type == "cpu" else product
+
+
+def _difference(gradient: Tensor, by: Conditioner, in_place: bool) -> Tensor:
+    """Woodbury. The difference is inherent: the gradient need not lie in the span of r.
+
+    It can be much smaller than its parts, so that these are not rounded, whatever torch may do to products (TF32).
+    """
+    inverse, multiplied = by.found.inverse, by.found.multiplied
+    dtype = by.rows.r.dtype if inverse is None else inverse.dtype
+    r = cast(by.rows.r, dtype)
+    if dtype is torch.float64 and gradient.dtype is not dtype and _is_careful(gradient, r, by):
         return _carefully_subtracted(gradient, r, by, in_place)
     in_place = in_place and gradient.dtype is dtype and gradient.is_contiguous()
     gradient = cast(gradient, dtype)
@@ -264,12 +277,18 @@ def _multiplied_by_torch(gradient: Tensor, by: Conditioner, in_place: bool) -> T
         return _subtracted(gradient, used, r, None, in_place)
 
 
+def _is_careful(gradient: Tensor, r: Tensor, by: Conditioner) -> bool:
+    """Whether the values of a gradient may decide how it is subtracted from."""
+    return by.found.inverse is not None and gradient.device.type == "cpu" and not kernels.is_differentiable(gradient, r)
+
+
 def _carefully_subtracted(gradient: Tensor, r: Tensor, by: Conditioner, in_place: bool) -> Tensor:
     """The difference of a gradient that is not as precise as the rows."""
-    assert by.inverse is not None
+    inverse = by.found.inverse
+    assert inverse is not None
     before = torch.linalg.vector_norm(gradient, dtype=r.dtype) if by.keeps_norm else None
-    strength, spanned = r.shape[-2] * float(by.damping), r.shape[-2] >= by.rows.total
-    done, lost = cpu.subtract(gradient, r, by.inverse, strength, spanned=spanned, in_place=in_place)
+    strength, spanned = r.shape[-2] * float(by.found.damping), r.shape[-2] >= by.rows.total
+    done, lost = cpu.subtract(gradient, r, inverse, strength, spanned=spanned, in_place=in_place)
     by.lost_digits |= lost
     return done if before is None else done.mul_(equations.quotient(before, torch.linalg.vector_norm(done, dtype=r.dtype)))
 
@@ -301,26 +320,28 @@ def multiply_own(
     """
     if not by.keeps_norm:
         return _own_product(g, by)
+    inverse = by.found.inverse
     a = cast(by.rows.r, working_dtype(by.rows.r.dtype))
     g = cast(g, a.dtype)
     plain = g if norm_of is None else cast(norm_of, a.dtype)
-    if by.inverse is None or by.inverse.dtype is not a.dtype or len(a) >= min(a.shape[1], g.shape[1]):
+    if inverse is None or inverse.dtype is not a.dtype or a.shape[0] >= min(a.shape[1], g.shape[1]):
         return _as_long_as(torch.mm(plain.mT, a), _own_product(g, by))
     # ‖gᵀa‖² = ⟨g gᵀ, a aᵀ⟩: with few rows no norm of a large matrix is needed.
     with cpu.unrounded(a) if has_values(a) else cpu.NOTHING:
-        gram = torch.mm(a, a.mT) if by.gram is None else by.gram
-        used = torch.mm(by.inverse, g)
+        gram = by.found.gram
+        gram = torch.mm(a, a.mT) if gram is None else gram
+        used = torch.mm(inverse, g)
         before, after = ((torch.mm(x, x.mT) * gram).sum().clamp_min(0).sqrt() for x in (plain, used))
     return torch.mm((used * equations.quotient(before, after)).mT, a)
 
 
 def _own_product(g: Float[Tensor, "rows out"], by: Conditioner) -> Float[Tensor, "out in"]:
     """gᵀ P a, or gᵀ a Q, whichever way is the shortest."""
-    a, inverse = by.rows.r, by.inverse
-    a = cast(a, working_dtype(a.dtype))
+    inverse, multiplied = by.found.inverse, by.found.multiplied
+    a = cast(by.rows.r, working_dtype(by.rows.r.dtype))
     g = cast(g, a.dtype)
-    if by.multiplied is not None:
-        return torch.mm(g.mT, cast(by.multiplied, a.dtype))
+    if multiplied is not None:
+        return torch.mm(g.mT, cast(multiplied, a.dtype))
     if inverse is None:
         return torch.mm(g.mT, a)
     (count, features), outputs = a.shape, g.shape[1]

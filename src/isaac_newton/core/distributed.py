@@ -48,6 +48,13 @@ class Ranks:
         dist.all_reduce(together, op=dist.ReduceOp.MAX, group=self._group)
         return together.tolist()
 
+    def each(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers of every rank."""
+        mine = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        everyone = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(everyone, mine, group=self._group)
+        return [one.tolist() for one in everyone]
+
     @property
     def _device(self) -> torch.device:
         """On which collectives work."""
@@ -99,6 +106,24 @@ class Ranks:
         if self.count > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor, group=self._group)
+
+    @property
+    def rank(self) -> int:
+        """The number of this one."""
+        return dist.get_rank(self._group) if self.count > 1 else 0
+
+    def add_at(self, owner: int, *tensors: Tensor) -> None:
+        """Replace each tensor by its sum over the ranks, on one of them; on the others it is of no use afterwards."""
+        for tensor in tensors:
+            dist.reduce(tensor, self._everywhere(owner), group=self._group)
+
+    def send(self, owner: int, tensor: Tensor) -> None:
+        """Replace a tensor by that of one rank."""
+        dist.broadcast(tensor, self._everywhere(owner), group=self._group)
+
+    def _everywhere(self, rank: int) -> int:
+        """The number of a rank among all processes."""
+        return rank if self._group is None else dist.get_global_rank(self._group, rank)
 
     def union(self, known: Mapping[_Key, _Spec], *, news: bool) -> dict[_Key, _Spec]:
         """What any rank knows, in one order for all; exchanged only if some rank has `news`."""

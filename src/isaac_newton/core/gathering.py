@@ -6,8 +6,9 @@ The rows of a pass wait until the parameter has received its gradient in that pa
 import functools
 import threading
 import weakref
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +19,49 @@ from isaac_newton import torch_private
 from isaac_newton.core.distributed import is_sharded
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
+from isaac_newton.core.rows import Rows, rows
 
-__all__ = ["Gathering"]
+if TYPE_CHECKING:
+    from isaac_newton.core.use import Use
+
+__all__ = ["Gathering", "Part", "gather", "part_of"]
+
+
+class Part(NamedTuple):
+    """What one input adds to the second moments of the layers that received it."""
+
+    moment: Moment
+    #: Groups, rows that feed a conditioner, and features; rows that the layer multiplied.
+    shape: torch.Size
+    total: int
+
+
+def part_of(found: Rows, *, keep: bool) -> Part:
+    """The second moment of these rows."""
+    r = found.r if found.r.dim() == 3 else found.r[None]
+    count = r.shape[1] if found.counted is None else found.counted.sum()
+    return Part(Moment.of_rows(r, count, keep=keep), r.shape, found.total)
+
+
+def gather(uses: "Sequence[Use]", gradients: Sequence[Tensor]) -> None:
+    """Form the rows of these uses and keep them for the step, unless it will not look at them; gradients stay as they are."""
+    run, now = uses[0].layer.run, torch_private.current_pass()
+    here: list[tuple[Hashable, Use, WeightSlice, Tensor]] = []
+    missing: dict[Hashable, Use] = {}
+    for use, gradient in zip(uses, gradients, strict=True):
+        assert use.slice is not None
+        if use.layer.rests(use.slice):
+            use.layer.pass_by(use.slice, gradient)
+            continue
+        key: Hashable = (now, use.key)
+        here.append((key, use, use.slice, gradient))
+        if key not in run.parts or run.parts[key][0]() is not use.input:
+            missing.setdefault(key, use)
+    for (key, use), found in zip(missing.items(), rows(list(missing.values())) if missing else [], strict=True):
+        run.parts[key] = weakref.ref(use.input), part_of(found, keep=run.options.keeps_rows)
+    for key, use, where, gradient in here:
+        use.layer.take(where, run.parts[key][1], gradient)
+
 
 _LOCK = threading.RLock()
 
@@ -69,10 +111,6 @@ class Gathering:
         """What the current backward pass gathers: it waits here until the parameter has its gradient."""
         now = torch_private.current_pass()
         waiting = self._waiting.get(now)
-        if self._shape != parameter.shape:
-            if self._shape is not None:
-                self.moments.clear()  # averages are of a weight of another size
-            self._shape = parameter.shape
         if now not in self._waiting:
             self.watch(parameter)
             with _one_at_a_time():
@@ -86,6 +124,10 @@ class Gathering:
 
     def watch(self, parameter: Tensor) -> None:
         """Be told when this parameter has received a gradient."""
+        if self._shape != parameter.shape:
+            if self._shape is not None:
+                self.moments.clear()  # averages are of a weight of another size
+            self._shape = parameter.shape
         if not any(known() is parameter for known, _ in self._hooks):
             hook = parameter.register_post_accumulate_grad_hook(functools.partial(_tell, weakref.ref(self)))
             self._hooks = [(known, hook) for known, hook in self._hooks if known() is not None]
@@ -157,6 +199,7 @@ class Gathering:
 
     def _leave(self, which: int, parameter: Tensor) -> None:
         """The pass is over. What still waits was for somebody else: `autograd.grad` accumulates nothing."""
+        self._run.parts.clear()
         if self._run.gathering:
             self.take_in(which)
         if self._waiting.pop(which, None) is None:
@@ -227,6 +270,7 @@ class Gathering:
     def consume(self) -> None:
         """After the step: begin anew."""
         self._forget()
+        self._run.parts.clear()  # compiled autograd does not tell when a pass ends
         self._dropped = False
         # Of a pass that ended in an exception.
         now = torch_private.current_pass()

@@ -5,22 +5,22 @@ a layer whose backward pass is ours: a linear layer all of whose rows feed its c
 """
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from isaac_newton import torch_private
 from isaac_newton.core import traced
 from isaac_newton.core.beginning import begin, begin_all
-from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
+from isaac_newton.core.conditioner import Conditioner, multiply_own
 from isaac_newton.core.layer import ConditionedLayer
-from isaac_newton.core.operations import LINEAR, Operation
-from isaac_newton.core.outputs import condition_left, condition_outputs, keep_output_rows, output_conditioner
+from isaac_newton.core.operations import LINEAR, Operation, half_type
+from isaac_newton.core.outputs import condition_outputs, keep_output_rows, output_conditioner
 from isaac_newton.core.rows import PLAIN, Arrange, as_rows, cast, layout_of, rows, sequence
-from isaac_newton.core.use import Alone, Bucket, Use, has_own_form
+from isaac_newton.core.use import Alone, Bucket, Use, has_own_form, made_for, multiplied
 from isaac_newton.kernels import streams
 from isaac_newton.torch_private import full_precision
 
@@ -36,6 +36,25 @@ class _Conditions(Protocol):
     ) -> Sequence[Tensor | None]: ...
 
 
+class _Context(Protocol):
+    """What autograd hands to a Function, and what the two below keep there between their passes."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    next_functions: tuple[tuple[Node | None, int], ...]
+    conditions: _Conditions
+    has_saved: bool
+    operation: Operation
+    use: Use
+    bias: Tensor | None
+    dtypes: tuple[torch.dtype, torch.dtype]
+    parameter: Tensor
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def save_for_forward(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
 def apply(
     operation: Forward,
     x: Tensor,
@@ -49,46 +68,45 @@ def apply(
 ) -> Tensor:
     """`operation(x, weight, bias)`, bit for bit; the gradient of the weight will be conditioned.
 
-    Args:
-        operation: What the layer computes; where it is an `Operation`, its gradients can be had one by one.
-        x: What the layer received.
-        weight: (outputs, *features), or with `transposed` (features, *outputs).
-        bias: One number per output.
-        layer: Which layer it is.
-        arrange: How the input becomes rows.
-        transposed: Whether dimension 0 of the weight holds the features.
-        outputs: How the gradient of the output becomes rows.
+    Where the layer computes an `Operation`, its gradients can be had one by one. `arrange` and `outputs` say how the input and
+    the gradient of the output become rows, `transposed` whether dimension 0 of the weight holds the features.
     """
     if traced.is_traced():
         return traced.apply(operation, x, weight, bias, layer, arrange, transposed, outputs)
-    run = layer.run
     if not (torch.is_grad_enabled() and weight.requires_grad):
-        if run.watch is not None and torch.is_grad_enabled():
-            run.watch.met_frozen(layer.name)
+        layer.met_frozen()
         return operation(x, weight, bias)
+    run, shared = layer.run, layer.bucket
     use = _use_of(operation, x, weight, bias, layer, arrange, transposed, outputs)
     if run.row_observer is not None:
         observe(use)
         return operation(x, weight, bias)
-    if use.own or (run.capture is not None and _takes_apart(operation, use)):
-        _note(use, weight, bias)
+    if use.own or (run.capture is not None and _is_split(operation, use)):
+        _note(use, weight, bias, torch_private.saves_elsewhere())
         output: Tensor = torch_private.call(_Layer, x, weight, bias, operation, use)
         return output
-    shares = layer.bucket is not None and _can_share(layer.bucket, use, weight)
-    if layer.bucket is not None and shares:
-        bucket, number = layer.bucket
-        if torch_private.is_autocast_on():
-            x = _as_multiplied(use, x)
+    if shared is not None and _shares_a_node(shared, use, weight):
+        x = _as_multiplied(use, x) if torch_private.is_autocast_on() else x
         use.wait()
-        output = operation(x, bucket.take(use, weight, number, hand_out), bias)
+        output = operation(x, shared[0].take(use, weight, shared[1], hand_out), bias)
+        node = _node_of(output)
+        if node is not None:
+            node.metadata[Use] = use  # the graph of the call owns the use
     else:
         output = operation(x, *_alone(use, weight, bias))
-    # The node of a call owns its use. A view that is changed in place gets another node, and its base keeps the old one.
+    return _shown(output, use) if run.conditions_outputs else output
+
+
+def _node_of(output: Tensor) -> Any:
+    """The node of a call. A view that is changed in place gets another node, and its base keeps the old one."""
     base = torch_private.base(output)
-    node: Any = (output if base is None or base.grad_fn is None else base).grad_fn
-    if node is not None and shares:
-        node.metadata[Use] = use
-    if node is not None and run.conditions_outputs:
+    return (output if base is None or base.grad_fn is None else base).grad_fn
+
+
+def _shown(output: Tensor, use: Use) -> Tensor:
+    """For ζ the gradient that comes back to the output is shown to the use."""
+    node = _node_of(output)
+    if node is not None:
         node.register_prehook(lambda gradients: keep_output_rows(use, gradients[0]))
     return output
 
@@ -121,8 +139,7 @@ def condition(
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if weight.is_complex():
         raise TypeError(f"weight must be real, got {weight.dtype}: conditioners are made from real inputs")
-    if arrange is sequence:
-        site.check_features(weight, input, transposed=transposed)
+    site.check_features(weight, input, arrange is sequence, transposed)
     if traced.is_traced():
         return traced.condition(weight, bias, input, site, arrange, transposed, site.run.mask)
     if not (torch.is_grad_enabled() and weight.requires_grad):
@@ -176,25 +193,23 @@ def _use_of(
 
 def _as_multiplied(use: Use, x: Tensor) -> Tensor:
     """The input in the type in which the layer will multiply it: autograd keeps that one, so the use need not keep another."""
-    if x.dtype is not torch.float32:
-        return x
-    kind = "cuda" if x.is_cuda else x.device.type
-    if not torch.is_autocast_enabled(kind):
+    half = half_type(x) if x.dtype is torch.float32 else None
+    if half is None:
         return x
     use.source = use.layer.run.source_of(x)
-    use.kept = x.to(torch.get_autocast_dtype(kind))
+    use.kept = x.to(half)
     return use.kept
 
 
-def _takes_apart(operation: Forward, use: Use) -> bool:
+def _is_split(operation: Forward, use: Use) -> bool:
     """Whether the weight's gradient is formed beside the chain of input gradients, in a captured step."""
     if use.layout.joint or not isinstance(operation, Operation):
         return False
     options = use.layer.run.options
-    return options.few_rows and options.when == "backward" and options.ranks is None
+    return options.few_rows and options.is_of_each_pass
 
 
-def _can_share(place: tuple[Bucket, int], use: Use, weight: Tensor) -> bool:
+def _shares_a_node(place: tuple[Bucket, int], use: Use, weight: Tensor) -> bool:
     """Whether a weight may be in a bucket with others; if not, it has a node of its own."""
     (bucket, number), run = place, use.layer.run
     return (
@@ -214,14 +229,14 @@ def _has_few_rows(use: Use) -> bool:
     return use.layout.arrange is sequence and use.mask is None and not use.layout.joint
 
 
-def _note(use: Use, weight: Tensor, bias: Tensor | None) -> None:
+def _note(use: Use, weight: Tensor, bias: Tensor | None, elsewhere: bool) -> None:
     """A use waits for its conditioner; in a captured step it begins now, beside the main chain."""
     run = use.layer.run
     if run.capture is not None:
         run.capture.uses.update([id(weight), id(bias)])
         with full_precision(use.input), torch.no_grad():
             begin(use)
-    elif torch_private.saves_elsewhere():
+    elif elsewhere:
         use.kept = None  # autograd saves it, as whoever hooks it wants
     elif use.own or (use.slice is None and (run.options.ranks is not None or _has_few_rows(use))):
         use.wait()
@@ -231,11 +246,11 @@ def _alone(use: Use, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
     """A node for this weight, and the bias where that is conditioned jointly."""
     joint, elsewhere = use.layout.joint, torch_private.saves_elsewhere()
     x = use.input
-    _note(use, weight, bias if joint else None)
+    _note(use, weight, bias if joint else None, elsewhere)
     tensors = (weight, bias) if joint else (weight,)
     names = hand_out(Alone(use), x if elsewhere else None, *tensors)
     if use.slice is None and use.layer.run.options.ranks is not None:
-        use.node = weakref.ref(names[0].grad_fn)
+        use.own_node(names[0])
     return names[0], names[1] if joint else bias
 
 
@@ -243,7 +258,7 @@ class _Weights(torch.autograd.Function):
     """Weights under other names: what comes back is conditioned before autograd shows it to anybody."""
 
     @staticmethod
-    def forward(ctx: Any, conditions: _Conditions, saved: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _Context, conditions: _Conditions, saved: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.conditions, ctx.has_saved = conditions, saved is not None
         ctx.set_materialize_grads(False)
         if saved is not None:
@@ -252,14 +267,14 @@ class _Weights(torch.autograd.Function):
         return tuple([weight.detach() for weight in weights])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        nodes = ctx.next_functions[1 if ctx.has_saved else 0 :]
-        wanted = [torch_private.will_compute(node) for node, _ in nodes]
+    def backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        nodes = [node for node, _ in ctx.next_functions[1 if ctx.has_saved else 0 :]]
+        wanted = torch_private.will_compute_each(nodes)
         saved = ctx.saved_tensors[0] if ctx.has_saved else None
         return None, None, *ctx.conditions.condition(gradients, saved, wanted)
 
     @staticmethod
-    def jvp(ctx: Any, conditions: None, saved: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    def jvp(ctx: _Context, conditions: None, saved: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 
@@ -267,11 +282,11 @@ class _Layer(torch.autograd.Function):
     """A layer whose backward pass is ours."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operation: Operation, use: Use) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, operation: Operation, use: Use) -> Tensor:
         ctx.operation, ctx.use, ctx.bias, ctx.dtypes = operation, use, bias, (x.dtype, weight.dtype)
         if use.layer.run.capture is not None:
             ctx.parameter = weight
-            half = _half_type(weight)
+            half = half_type(weight)
             if half is not None:
                 # As autocast has it, and then for the backward pass too: there it would be one more kernel in the chain.
                 x, weight = (x if use.own else cast(x, half)), cast(weight, half)
@@ -284,7 +299,7 @@ class _Layer(torch.autograd.Function):
         return output if torch_private.base(output) is None else torch_private.no_view(output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, g: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), use, operation = ctx.saved_tensors, ctx.use, ctx.operation
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         run = use.layer.run
@@ -310,12 +325,12 @@ class _Layer(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None
 
     @staticmethod
-    def jvp(ctx: Any, x_tangent: Any, weight_tangent: Any, bias_tangent: Any, *rest: Any) -> Tensor:
+    def jvp(ctx: _Context, *tangents: Tensor | None) -> Tensor:
         x, weight = ctx.saved_tensors
-        return traced.tangent_of_linear(x, weight, x_tangent, weight_tangent, bias_tangent)
+        return traced.tangent_of_linear(x, weight, *tangents[:3])
 
 
-def _conditioned_again(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+def _conditioned_again(ctx: _Context, x: Tensor, weight: Tensor) -> Tensor:
     """The weight for an input gradient that will be differentiated: what comes back of it is conditioned too.
 
     So the whole gradient of a weight is multiplied by its conditioner, that of a gradient penalty included.
@@ -332,22 +347,23 @@ def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bo
     use.kept = x
     if use.layout.joint and not joint:
         use.layout = dataclasses.replace(use.layout, joint=False)
-    clock = use.layer.run.clock
-    started = clock.now()
+    run = use.layer.run
+    started = run.clock.now() if run.clock.running else 0.0
     with full_precision(x):
         plain = g
-        if use.layer.run.conditions_outputs:
-            use.layer.run.enter_pass()
+        if run.conditions_outputs:
+            run.enter_pass()
             g = condition_outputs(use, g)
-        made = use.conditioner()
-        clock.add(started)
-        started = clock.now()
+        (made,) = made_for([use])
+        if started:
+            started = run.clock.add(started)
         conditioned = multiply_own(g, made, plain)
 
         def plainly() -> Tensor:
             return multiply_own(plain, Conditioner(made.rows))
 
-        clock.add_beyond(started, plainly)
+        if started:
+            run.clock.add_beyond(started, plainly)
         use.layer.saw(made, use.outputs, plainly, conditioned, own=use.own)
         conditioned = cast(conditioned, dtype)
     return (conditioned[:, :-1], conditioned[:, -1]) if joint else (conditioned, None)
@@ -361,15 +377,7 @@ def _collect(use: Use, g: Tensor) -> None:
             use.output = output_conditioner(use, g)
 
 
-def _half_type(weight: Tensor) -> torch.dtype | None:
-    """The type in which the layer will multiply by this weight if that has half precision, else None."""
-    kind, dtype = weight.device.type, weight.dtype
-    if torch_private.is_autocast_on() and torch.is_autocast_enabled(kind) and dtype is not torch.float64:
-        return torch.get_autocast_dtype(kind)
-    return dtype if dtype in (torch.bfloat16, torch.float16) else None
-
-
-def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
+def _beside(ctx: _Context, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
     """In a captured step: the gradients of weight and bias on a branch beside the chain of input gradients."""
     use, parameter, bias = ctx.use, ctx.parameter, ctx.bias
     run, joint = use.layer.run, needs_bias and use.layout.joint
@@ -381,18 +389,13 @@ def _beside(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, needs_bias: bool) ->
             grad_weight, grad_bias = _own_gradients(use, as_rows(g), x, parameter.dtype, joint)
         else:
             plain = cast(ctx.operation.weight_gradient(g, x, weight), parameter.dtype)
-            made = use.conditioner()
-            matrix = use.layout.matrix(plain, None, made.rows.groups)
-            left = [matrix]
             if run.conditions_outputs:
                 keep_output_rows(use, g)
-                left = condition_left([use], left, in_place=True)
-            (done,) = multiply(left, [made], in_place=True)
-            use.layer.saw(made, use.outputs, matrix, done, own=use.own)
-            grad_weight, grad_bias = use.layout.parts(done, parameter, None)[0], None
+            grad_weight, grad_bias = multiplied(use, plain, None, in_place=True)
         grad_weight = streams.laid_out(grad_weight, parameter)
-        if needs_bias and grad_bias is None:
+        if bias is not None and needs_bias and grad_bias is None:
             grad_bias = cast(ctx.operation.bias_gradient(g), bias.dtype)
-    parameters = [parameter, bias] if needs_bias else [parameter]
+    parameters = [parameter] if bias is None or not needs_bias else [parameter, bias]
+    assert run.capture is not None
     streams.join_gradients(use.branch, run.capture.uses, parameters, (grad_weight, grad_bias), joint=joint)
     return grad_weight, grad_bias

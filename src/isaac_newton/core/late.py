@@ -4,7 +4,6 @@ A node below the results keeps what rows are made of. Going back it runs first, 
 could not keep rows themselves: rows hold the graph that holds the nodes, and nobody would free that circle.
 """
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -62,7 +61,7 @@ def apply_late(operation: LateOperation, weights: Tensors, layer: ConditionedLay
             continue
         joint = [bias] if bias is not None and use.layout.joint else []
         names[matrix], *rest = hand_out(_Late(use, known), None, weight, *joint)
-        use.node = weakref.ref(names[matrix].grad_fn)
+        use.own_node(names[matrix])
         for name in rest:
             assert place is not None
             names[place] = name
@@ -104,9 +103,11 @@ class _Known:
 
     def enter(self, kept: Tensors) -> None:
         """In a backward pass: the gradients that come now can be conditioned."""
-        self.take(kept)
         self.known_in = torch_private.current_pass()
         uses = [use for use in self.uses if use is not None]
+        if all(use.slice is not None and use.layer.rests(use.slice) for use in uses):
+            return
+        self.take(kept)
         run = uses[0].layer.run
         if torch.is_grad_enabled():
             torch_private.after_backward(self.leave)

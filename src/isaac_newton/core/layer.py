@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from isaac_newton import torch_private
 from isaac_newton.core.distributed import is_sharded
-from isaac_newton.core.gathering import Gathering
+from isaac_newton.core.gathering import Gathering, Part, part_of
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
 from isaac_newton.core.repeated import Repeats
@@ -51,6 +51,9 @@ class ConditionedLayer:
         parts: Submodules whose weights the adapter conditions too.
     """
 
+    #: Whether it was never called.
+    _is_new = True
+
     def __init__(
         self,
         name: str,
@@ -77,6 +80,8 @@ class ConditionedLayer:
         self.repeats = Repeats()
         #: The bucket of its weight, and the number of the weight there.
         self.bucket: tuple[Bucket, int] | None = None
+        #: The sizes of its uses in the code that was compiled last, and what stands for that compilation.
+        self.compiled: tuple[weakref.ref[Any] | None, list[tuple[Any, ...]]] = None, []
         if run.options.when == "step" and module is not None:
             for parameter, tensor in module.named_parameters():
                 if is_sharded(tensor):
@@ -98,6 +103,9 @@ class ConditionedLayer:
         self.__dict__.update(state)
         self._enroll()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "compiled": (None, [])}
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
         run = self.run
@@ -116,8 +124,19 @@ class ConditionedLayer:
         module: Any = self._module
         if torch.is_grad_enabled() and not self.run.is_plain and not is_exported():
             assert self.adapter is not None
+            if not torch.compiler.is_compiling() and self._is_new:
+                self._check_whole()
+                self._is_new = False
             return self.adapter(module, self, *args, **kwargs)
         return type(module).forward(module, *args, **kwargs)
+
+    def _check_whole(self) -> None:
+        """Refuse a weight that is in parts where the layer computes. Under FSDP2 it is whole there."""
+        if any(is_sharded(parameter) for parameter in self.module.parameters()):
+            raise RuntimeError(
+                f"layer {self.name!r}: tensor parallelism has split its weight over ranks, and a conditioner needs whole "
+                "inputs and gradients: attach after parallelize_module, which leaves such layers plain, or name it in exclude="
+            )
 
     def replicate(self) -> nn.Module:
         """For `DataParallel`: a replica with weights of its own, whose rows condition its part of the gradient."""
@@ -161,6 +180,11 @@ class ConditionedLayer:
             "isaac_newton.detach(model), and attach again afterwards"
         )
 
+    def met_frozen(self) -> None:
+        """It was called without a gradient for its weight: whoever watches may want to know, unless nobody wants any."""
+        if self.run.watch is not None and torch.is_grad_enabled():
+            self.run.watch.met_frozen(self.name)
+
     def fell_back(self, failures: int | Tensor = 1) -> None:
         """So many factorizations failed. On a GPU the number is not known yet: it is read with `Handle.statistics`."""
         if isinstance(failures, Tensor):
@@ -186,25 +210,31 @@ class ConditionedLayer:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
         if made.lost_digits:
             self.lost_digits()
-        r = made.rows.r
-        *groups, count, features = r.shape
-        self.statistics.note_sizes(
-            self.run.backward_passes, made.rows.total, count, features, outputs, groups[0] if groups else 1, own
-        )
+        run, r = self.run, made.rows.r
+        shape = r.shape
+        groups = shape[0] if len(shape) > 2 else 1
+        self.statistics.note_sizes(run.backward_passes, made.rows.total, shape[-2], shape[-1], outputs, groups, own)
         if self.left is not None:
             self.left.append(conditioned)
-        if self.run.inspecting:
+        if run.inspecting:
             before = plain if isinstance(plain, Tensor) else plain()
             self.inspect(lambda: equations.spectrum(r), made.damping, before, conditioned)
 
-    def check_features(self, weight: Tensor, x: Tensor, *, transposed: bool) -> None:
+    def check_features(self, weight: Tensor, x: Tensor, are_last: bool, transposed: bool) -> None:
         """Refuse rows that this weight cannot multiply."""
         features = weight.shape[0] if transposed else weight.shape[1:].numel()
-        if x.dim() == 0 or x.shape[-1] != features:
+        if are_last and (x.dim() == 0 or x.shape[-1] != features):
             raise ValueError(
                 f"layer {self.name!r}: a weight of shape {tuple(weight.shape)} multiplies rows of {features} features, got an "
                 f"input of shape {tuple(x.shape)}; give isaac.condition what the weight multiplies, or an arrange="
             )
+
+    def note_compiled(self, compilation: object, sizes: tuple[Any, ...]) -> None:
+        """The compiler came to a use of these sizes."""
+        before, _ = self.compiled
+        if before is None or before() is not compilation:
+            self.compiled = weakref.ref(compilation), []
+        self.compiled[1].append(sizes)
 
     def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
         """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.
@@ -231,25 +261,30 @@ class ConditionedLayer:
 
     def gather(self, where: WeightSlice, rows: Rows, gradient: Tensor) -> None:
         """Keep rows for the step, unless the next step will not look at them; the gradient stays as it is."""
+        if self.rests(where):
+            self.pass_by(where, gradient)
+        else:
+            self.take(where, part_of(rows, keep=self.run.options.keeps_rows), gradient)
+
+    def take(self, where: WeightSlice, part: Part, gradient: Tensor) -> None:
+        """The same of rows whose second moment is known."""
         self.run.enter_pass()
-        r = rows.r if rows.r.dim() == 3 else rows.r[None]
-        groups, count, features = r.shape
+        groups, count, features = part.shape
         where = where._replace(groups=groups)
         outputs = gradient.numel() // max(groups * (features - (where.bias is not None)), 1)
         self.statistics.note_sizes(
-            self.run.backward_passes, rows.total, count, features, outputs, groups=groups, own_rows=False
+            self.run.backward_passes, part.total, count, features, outputs, groups=groups, own_rows=False
         )
         if self.left is not None:
             self.left.append(gradient)
-        moment = self.moment(where)
-        if moment is not None:
-            moment.add_rows(r, keep=self.run.options.keeps_rows)
+        self.keep(where, part.moment)
 
-    def moment(self, where: WeightSlice) -> Moment | None:
-        """What the current backward pass gathers of one matrix; None if the next step will not look at it."""
+    def keep(self, where: WeightSlice, moment: Moment) -> None:
+        """Add it to what the current backward pass gathers of one matrix, unless the next step will not look at that."""
         gathering = self.gathering(where.parameter)
         waiting = gathering.enter(self.module.get_parameter(where.parameter))
-        return waiting.setdefault(where, Moment()) if self.gathers(gathering.moments.get(where)) else None
+        if self.gathers(gathering.moments.get(where)):
+            waiting[where] = waiting[where].plus(moment) if where in waiting else moment
 
     def gathering(self, parameter: str) -> Gathering:
         """That of one parameter."""
@@ -260,7 +295,21 @@ class ConditionedLayer:
     def gathers(self, moment: Moment | None) -> bool:
         """Whether the next step will look at what the backward passes before it gather."""
         options = self.run.options
-        return options.decay > 0 or moment is None or moment.conditioner is None or moment.age >= options.refresh
+        return moment is None or moment.age == 0 or moment.age > options.refresh - options.gathered_steps
+
+    def rests(self, where: WeightSlice) -> bool:
+        """Whether the next step will not look at the rows of this matrix, so that they need not be formed."""
+        moments = self.gathering(where.parameter).moments
+        known = [moment for place, moment in moments.items() if place._replace(groups=where.groups) == where]
+        return bool(known) and not any(self.gathers(moment) for moment in known)
+
+    def pass_by(self, where: WeightSlice, gradient: Tensor) -> None:
+        """Note that a gradient came whose rows are not looked at."""
+        self.run.enter_pass()
+        self.gathering(where.parameter).enter(self.module.get_parameter(where.parameter))
+        self.statistics.note_pass(self.run.backward_passes)
+        if self.left is not None:
+            self.left.append(gradient)
 
 
 def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from isaac_newton.torch_private import convolution_gradients
+from isaac_newton.torch_private import convolution_gradients, is_autocast_on
 
-__all__ = ["LINEAR", "Convolution", "Operation"]
+__all__ = ["LINEAR", "Convolution", "Operation", "half_type"]
 
 
 @runtime_checkable
@@ -28,6 +28,14 @@ class Operation(Protocol):
 
     def bias_gradient(self, g: Tensor) -> Tensor:
         """Likewise."""
+
+
+def half_type(x: Tensor) -> torch.dtype | None:
+    """The type in which the layer will multiply this if that has half precision, else None."""
+    kind, dtype = "cuda" if x.is_cuda else x.device.type, x.dtype
+    if is_autocast_on() and torch.is_autocast_enabled(kind) and dtype is not torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
 class _Linear:

@@ -1,22 +1,25 @@
 """What `attach` was told, and where the training that it serves stands."""
 
+import itertools
 import math
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from isaac_newton import torch_private
+from isaac_newton.core.checks import check_choice, check_count, check_flag, check_share
 from isaac_newton.core.clock import Clock
 from isaac_newton.core.distributed import Ranks
-from isaac_newton.math.damping import Damping, RelativeTo, check, number
+from isaac_newton.math.damping import Damping, RelativeTo, check, number, relative_to
 
 if TYPE_CHECKING:
     from isaac_newton.core.conditioner import Conditioner
+    from isaac_newton.core.gathering import Part
     from isaac_newton.core.use import Use
     from isaac_newton.kernels.streams import Capture
 
@@ -29,9 +32,6 @@ __all__ = [
     "Run",
     "Sharing",
     "When",
-    "check_choice",
-    "check_count",
-    "check_flag",
     "draw_seed",
     "is_kfac",
 ]
@@ -70,11 +70,16 @@ class Options:
     when: When = "backward"
     decay: float = 0.0
     refresh: int = 1
+    gather: int | None = None
+    warm_up: int = 0
     power: float = 1.0
+    spread: bool = False
     ranks: Ranks | None = None
     keep_norm: bool = False
     #: Whether conditioners are made of fewer rows than a layer multiplies, or of copies.
     few_rows: bool = field(init=False)
+    #: Whether the rows of a backward pass on this rank condition its gradient, and nothing else does.
+    is_of_each_pass: bool = field(init=False)
 
     def __post_init__(self) -> None:
         check_choice("sharing", self.sharing, Sharing)
@@ -82,19 +87,42 @@ class Options:
         check_choice("output_curvature", self.output_curvature, OutputCurvature)
         check_choice("when", self.when, When)
         check_flag("keep_norm", self.keep_norm)
+        check_flag("spread", self.spread)
         few = self.sharing == "reduce" or self.max_rows is not None or self.when == "step"
         object.__setattr__(self, "few_rows", few)
+        object.__setattr__(self, "is_of_each_pass", self.when == "backward" and self.ranks is None)
         check_count("samples", self.samples)
         check_count("refresh", self.refresh)
         if self.max_rows is not None:
             check_count("max_rows", self.max_rows)
-        _check_share("decay", self.decay, below_one=True)
-        _check_share("power", self.power)
-        if self.when == "backward" and (self.decay, self.refresh, self.power) != (0.0, 1, 1.0):
+        check_share("decay", self.decay, below_one=True)
+        check_share("power", self.power)
+        check_count("warm_up", self.warm_up, 0)
+        running = {name: getattr(self, name) for name in ("decay", "refresh", "gather", "warm_up", "power", "spread")}
+        if self.when == "backward" and tuple(running.values()) != (0.0, 1, None, 0, 1.0, False):
+            given = ", ".join(f"{name}={value}" for name, value in running.items())
             raise ValueError(
-                f"decay, refresh and power are for when='step', got decay={self.decay}, refresh={self.refresh}, "
-                f"power={self.power} with when='backward'"
+                f"decay, refresh, gather, warm_up, power and spread are for when='step', got {given} with when='backward'"
             )
+        self._check_gather()
+
+    def _check_gather(self) -> None:
+        """Refuse to gather what nobody would look at."""
+        if self.gather is not None and check_count("gather", self.gather) > self.refresh:
+            raise ValueError(
+                f"gather counts the last steps before a refresh: at most refresh={self.refresh}, got {self.gather}"
+            )
+        if self.spread and self.decay == 0 and self.refresh == 1:
+            raise ValueError("spread=True divides among ranks what lasts over steps: give a decay above 0, or refresh above 1")
+        if self.decay == 0 and (self.warm_up or (self.gather or 1) > 1):
+            raise ValueError(
+                f"gather={self.gather} and warm_up={self.warm_up} fill an average, and decay=0 keeps none: give decay=0.95, say"
+            )
+
+    @property
+    def gathered_steps(self) -> int:
+        """In how many of every `refresh` steps rows are gathered, the last ones: what no average keeps is not gathered."""
+        return self.gather or (self.refresh if self.decay else 1)
 
     @property
     def keeps_rows(self) -> bool:
@@ -116,7 +144,7 @@ class Options:
                 f"ζ (output_damping={output_damping}) with output_curvature={self.output_curvature!r} needs every row: it "
                 f"works with max_rows=None, got max_rows={self.max_rows}; use output_curvature='empirical'"
             )
-        if self.when == "step" or self.ranks is not None:
+        if not self.is_of_each_pass:
             raise ValueError(
                 f"ζ (output_damping={output_damping}) conditions each backward pass on its rank: it works with "
                 "when='backward' and without process_group; use output_damping=math.inf for ζ*"
@@ -147,12 +175,15 @@ class Run:
         capture: Set while a step is captured into a CUDA graph.
         waiting: Uses whose conditioners nobody has asked for yet; their graphs own them.
         made: With `process_group`, the conditioners of this pass and their inputs.
+        parts: With `when="step"`, the inputs of this pass and what they add to second moments.
         look_at: At this length of the list, references to graphs that were dropped leave it.
         alone: Whether weights have a node of their own from now on (see `use.Opening`).
         watch: Looks at what happened when a backward pass has ended.
         clock: Runs in a pass now and then.
         mask_met: Whether a layer's input began with the mask's shape since the mask was set.
         mask_missed: The leading dimensions of one that did not.
+        relative: What the damping is relative to. Compiled code is made for that, and for any number.
+        number: Stands for this in compiled code.
     """
 
     options: Options = field(default_factory=Options)
@@ -177,11 +208,14 @@ class Run:
     look_at: int = MOST_WAITING
     alone: bool = False
     made: "dict[Hashable, tuple[Conditioner, Tensor]]" = field(default_factory=dict, repr=False)
+    parts: "dict[Hashable, tuple[weakref.ref[Tensor], Part]]" = field(default_factory=dict, repr=False)
     watch: "Watcher | None" = field(default=None, repr=False)
     clock: Clock = field(default_factory=Clock, repr=False)
     mask_met: bool = False
     mask_missed: Sequence[int] | None = None
     said_of_repeats: bool = field(default=False, repr=False)
+    relative: RelativeTo | None = field(init=False)
+    number: int = field(init=False)
     _warned: bool = field(default=False, repr=False)
     _warned_of_digits: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
@@ -193,8 +227,13 @@ class Run:
     _strange: bool = field(default=False, repr=False)
     _lent: bool = field(default=False, repr=False)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name == "damping":
+            self.relative = relative_to(self.damping)
+
     def __post_init__(self) -> None:
-        LIVE.add(self)
+        self._enroll()
         self.damping = check(self.damping)
         if not is_kfac(self.output_damping):
             self.output_damping = check(self.output_damping, "output_damping")
@@ -202,20 +241,15 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        fresh: dict[str, Any] = {
-            "_source": None,
-            "memory": None,
-            "waiting": [],
-            "made": {},
-            "bound": False,
-            "watch": None,
-            "_pass": -1,
-            "_stepped": set(),
-        }
-        return {**self.__dict__, **fresh}
+        fresh: dict[str, Any] = {"_source": None, "waiting": [], "made": {}, "parts": {}, "bound": False, "watch": None}
+        return {**self.__dict__, **fresh, "_pass": -1, "_stepped": set(), "memory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._enroll()
+
+    def _enroll(self) -> None:
+        self.number = next(_NUMBERS)
         LIVE.add(self)
 
     @property
@@ -232,6 +266,11 @@ class Run:
     def step(self) -> int:
         """Backward passes before the current one, or steps before the current one."""
         return max((self.steps if self.options.when == "step" else self.backward_passes) - 1, 0)
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether the current step only gathers."""
+        return self.steps <= self.options.warm_up
 
     @property
     def seed(self) -> int | Tensor:
@@ -264,6 +303,8 @@ class Run:
 
     def damping_now(self) -> tuple[float | Tensor, RelativeTo]:
         """λ, or ρ and what it is relative to, for the current backward pass or step."""
+        if self.capture is None and isinstance(self.damping, float):
+            return self.damping, ""
         strength, relative = number(self.damping, self.step)
         return (strength if self.capture is None else self.capture.damping), relative
 
@@ -357,6 +398,7 @@ class Run:
 
 #: All that exist: `capture` finds those that a training step uses by the backward passes they count.
 LIVE: "weakref.WeakSet[Run]" = weakref.WeakSet()
+_NUMBERS = itertools.count()
 
 
 def draw_seed(backward_passes: int) -> int:
@@ -367,30 +409,3 @@ def draw_seed(backward_passes: int) -> int:
 def is_kfac(value: object) -> bool:
     """Whether an output damping is that of the inputs. Arrays, which are none at all, do not compare."""
     return isinstance(value, str) and value == "kfac"
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Refuse a value that is not one of a `Literal`'s."""
-    allowed = get_args(choices)
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-
-
-def check_count(name: str, value: object, least: int = 1) -> int:
-    """Refuse what is not a whole number of at least so much."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
-    return value
-
-
-def _check_share(name: str, value: object, *, below_one: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (0 <= value < 1 if below_one else 0 <= value <= 1):
-        raise ValueError(f"{name} must be at least 0 and {'below' if below_one else 'at most'} 1, got {value}")

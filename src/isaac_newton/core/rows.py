@@ -41,6 +41,8 @@ __all__ = [
     "working_dtype",
 ]
 
+#: What a list of layers received.
+Uses: TypeAlias = Sequence["Use"]
 #: Brings a layer's input into the layout above: the view, and how many of its dimensions are positions.
 Arrange: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]
 
@@ -72,10 +74,6 @@ def time_first(x: Float[Tensor, "length samples features"]) -> tuple[Tensor, int
     return x.transpose(0, 1)[None], 1
 
 
-#: Of a convolution's kernel, for the launch that averages what its taps see.
-_MOST_TAPS = 64
-
-
 class Rows(NamedTuple):
     """What feeds a conditioner."""
 
@@ -92,7 +90,7 @@ class Rows(NamedTuple):
     @property
     def groups(self) -> int:
         """Matrices: one, unless a convolution has several groups."""
-        return len(self.r) if self.r.dim() == 3 else 1
+        return self.r.shape[0] if self.r.dim() == 3 else 1
 
 
 @dataclass(frozen=True)
@@ -153,30 +151,33 @@ def layout_of(arrange: Arrange, transposed: bool = False, joint: bool = False, o
     return PLAIN if layout == PLAIN else layout
 
 
-def rows(uses: Sequence["Use"]) -> list[Rows]:
+def rows(uses: Uses) -> list[Rows]:
     """Stage 1: the rows of each use. On a GPU all means are one launch or a few, and so are all draws."""
-    able = kernels.groupable([use.input for use in uses])
-    lanes = [_lane(use, grouped) for use, grouped in zip(uses, able, strict=True)]
+    inputs = [use.input for use in uses]
+    able = kernels.groupable(inputs)
+    lanes = [_lane(use, x, grouped) for use, x, grouped in zip(uses, inputs, able, strict=True)]
     if len(set(lanes)) == 1:
-        results = _LANES[lanes[0]](uses)
-    else:
-        found: dict[int, Rows] = {}
-        for lane in dict.fromkeys(lanes):
-            numbers = [number for number, other in enumerate(lanes) if other == lane]
-            found.update(zip(numbers, _LANES[lane]([uses[number] for number in numbers]), strict=True))
-        results = [found[number] for number in range(len(uses))]
-    return [_finished(use, result) for use, result in zip(uses, results, strict=True)]
+        return _LANES[lanes[0]](uses, inputs)
+    found: dict[int, Rows] = {}
+    for lane in dict.fromkeys(lanes):
+        numbers = [number for number, other in enumerate(lanes) if other == lane]
+        found.update(zip(numbers, _LANES[lane](*_chosen(numbers, uses, inputs)), strict=True))
+    return [found[number] for number in range(len(uses))]
 
 
-def _finished(use: "Use", rows: Rows) -> Rows:
+def _chosen(numbers: Sequence[int], uses: Uses, inputs: Sequence[Tensor]) -> tuple[Uses, Sequence[Tensor]]:
+    return [uses[number] for number in numbers], [inputs[number] for number in numbers]
+
+
+def _rows(use: "Use", r: Float[Tensor, "*groups rows in"], total: int, counted: Tensor | None = None) -> Rows:
     """With the column of a joint bias, and what the next stages need to know."""
     if use.layout.joint:
-        rows = _with_ones(rows)
-    in_difference = not use.own and rows.r.shape[-2] < rows.r.shape[-1]
-    return Rows(rows.r, rows.total, rows.counted, in_difference, use.outputs)
+        r = _with_ones(r, counted)
+    shape = r.shape
+    return Rows(r, total, counted, not use.own and shape[-2] < shape[-1], use.outputs)
 
 
-def of_all_ranks(uses: Sequence["Use"], found: Sequence[Rows], ranks: Ranks) -> list[Rows]:
+def of_all_ranks(uses: Uses, found: Sequence[Rows], ranks: Ranks) -> list[Rows]:
     """The rows of all ranks, where their batches count as one in each backward pass: by the names of the layers."""
     times: Counter[str] = Counter()
     names = []
@@ -192,19 +193,23 @@ def of_all_ranks(uses: Sequence["Use"], found: Sequence[Rows], ranks: Ranks) -> 
     return results
 
 
-def _lane(use: "Use", grouped: bool) -> str:
+def _lane(use: "Use", x: Tensor, grouped: bool) -> str:
     """Which of the ways below an input goes."""
-    x, options = use.input, use.layer.run.options
-    every = not options.few_rows and use.mask is None and options.ranks is None
-    if use.own or (every and use.layout.arrange is sequence):
+    if use.own:
+        return "own"
+    options, is_sequence = use.layer.run.options, use.layout.arrange is sequence
+    if is_sequence and not options.few_rows and use.mask is None and options.ranks is None:
         return "own"
     if not grouped:
         return "torch"
-    if use.layout.arrange is not sequence:
-        return _lane_of_patches(use, x)
+    return _lane_of_sequences(use, x) if is_sequence else _lane_of_patches(use, x)
+
+
+def _lane_of_sequences(use: "Use", x: Tensor) -> str:
+    options = use.layer.run.options
     most = options.max_rows
     if options.sharing == "reduce":
-        return "means" if x.dim() == 3 and (most is None or len(x) <= most) else "torch"
+        return "means" if x.dim() == 3 and (most is None or x.shape[0] <= most) else "torch"
     drawn = most is not None and x.numel() > most * x.shape[-1] and use.mask is None
     return "drawn" if drawn and x.dim() > 1 and x.is_contiguous() else "torch"
 
@@ -213,76 +218,72 @@ def _lane_of_patches(use: "Use", x: Tensor) -> str:
     patches, options = use.layout.arrange, use.layer.run.options
     if not isinstance(patches, Patches) or patches.groups > 1 or use.mask is not None:
         return "torch"
+    most = options.max_rows
     if options.sharing == "reduce":
-        few = options.max_rows is None or len(x) <= options.max_rows
-        return "tap means" if few and math.prod(patches.kernel) <= _MOST_TAPS else "torch"
-    few = options.max_rows is None or patches.padding_mode != "zeros"
-    drawn = not few and _geometry(patches, patches.batched(x).shape)[2] > (options.max_rows or 0)
+        few = (most is None or x.shape[0] <= most) and math.prod(patches.kernel) <= kernels.MOST_TAPS
+        return "tap means" if few else "torch"
+    drawn = most is not None and patches.padding_mode == "zeros" and _geometry(patches, patches.batched(x).shape)[2] > most
     return "drawn patches" if drawn else "torch"
 
 
-def _own(uses: Sequence["Use"]) -> list[Rows]:
+def _own(uses: Uses, inputs: Sequence[Tensor]) -> list[Rows]:
     """The input itself is the rows."""
-    inputs = [as_rows(use.input) for use in uses]
-    if not kernels.can_group(inputs[0]):
-        inputs = [x if use.own else cast(x, working_dtype(x.dtype)) for use, x in zip(uses, inputs, strict=True)]
-    return [Rows(x, len(x)) for x in inputs]
+    (grouped,) = kernels.groupable(inputs[:1])
+    result = []
+    for use, x in zip(uses, inputs, strict=True):
+        r = as_rows(x)
+        r = r if use.own or grouped else cast(r, working_dtype(r.dtype))
+        result.append(_rows(use, r, r.shape[0]))
+    return result
 
 
-def _means(uses: Sequence["Use"]) -> list[Rows]:
-    masks = [_mask_of(use, use.input.shape[:2]) for use in uses]
+def _means(uses: Uses, inputs: Sequence[Tensor]) -> list[Rows]:
     from isaac_newton.kernels.averages import means
 
-    found = means([use.input for use in uses], masks)
-    return [Rows(r, use.input.shape[0] * use.input.shape[1]) for use, r in zip(uses, found, strict=True)]
+    shapes = [x.shape for x in inputs]
+    masks = [None if use.mask is None else _mask_of(use, shape[:2]) for use, shape in zip(uses, shapes, strict=True)]
+    found = means(inputs, masks)
+    return [_rows(use, r, shape[0] * shape[1]) for use, r, shape in zip(uses, found, shapes, strict=True)]
 
 
-def _tap_means(uses: Sequence["Use"]) -> list[Rows]:
+def _tap_means(uses: Uses, inputs: Sequence[Tensor]) -> list[Rows]:
     from isaac_newton.kernels.averages import tap_means
 
     xs, taps, places, orders = [], [], [], []
-    for use in uses:
+    for use, whole in zip(uses, inputs, strict=True):
         patches: Any = use.layout.arrange
-        x, tap, count = patches.touched(use.input)
+        x, tap, count = patches.touched(whole)
         xs.append(x)
         taps.append(tap)
         places.append(max(count, 1))
         orders.append(patches.channels_last)
     found = tap_means(xs, taps, places, orders)
-    return [Rows(r, len(r) * count) for r, count in zip(found, places, strict=True)]
+    return [_rows(use, r, r.shape[0] * count) for use, r, count in zip(uses, found, places, strict=True)]
 
 
-def _drawn(uses: Sequence["Use"]) -> list[Rows]:
+def _drawn(uses: Uses, inputs: Sequence[Tensor]) -> list[Rows]:
     """Of sequences."""
+    from isaac_newton.kernels.draws import drawn_positions
+
+    run = uses[0].layer.run
+    found = drawn_positions(inputs, run.options.max_rows or 0, run.seed)
+    return [_rows(use, r, x.numel() // x.shape[-1]) for use, x, r in zip(uses, inputs, found, strict=True)]
+
+
+def _drawn_patches(uses: Uses, inputs: Sequence[Tensor]) -> list[Rows]:
     from isaac_newton.kernels.draws import Window, drawn
 
     options, seed = uses[0].layer.run.options, uses[0].layer.run.seed
     windows, totals = [], []
-    for use in uses:
-        x = use.input
-        features = x.shape[-1]
-        total = x.numel() // features
-        totals.append(total)
-        sizes, strides = (1, features, total), (total * features, 1, features)
-        windows.append(Window(x, sizes, strides, (1,), (1,), (0,), (1,), (total,)))
-    found = drawn(windows, options.max_rows or 0, seed, [0] * len(windows))
-    return list(map(Rows, found, totals))
-
-
-def _drawn_patches(uses: Sequence["Use"]) -> list[Rows]:
-    from isaac_newton.kernels.draws import Window, drawn
-
-    options, seed = uses[0].layer.run.options, uses[0].layer.run.seed
-    windows, totals = [], []
-    for use in uses:
+    for use, whole in zip(uses, inputs, strict=True):
         patches: Any = use.layout.arrange
-        x = patches.batched(use.input)
+        x = patches.batched(whole)
         before, places, total = _geometry(patches, x.shape)
         how = (patches.kernel, patches.stride, before, patches.dilation, places, patches.channels_last)
         windows.append(Window(x, x.shape, x.stride(), *how))
         totals.append(total)
     found = drawn(windows, options.max_rows or 0, seed, [0] * len(windows))
-    return [Rows(r, total) for r, total in zip(found, totals, strict=True)]
+    return [_rows(use, r, total) for use, r, total in zip(uses, found, totals, strict=True)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -292,11 +293,11 @@ def _geometry(patches: Patches, shape: tuple[int, ...]) -> tuple[tuple[int, ...]
     return tuple(before for before, _ in patches.margins()), places[1:], math.prod(places)
 
 
-def _by_torch(uses: Sequence["Use"]) -> list[Rows]:
+def _by_torch(uses: Uses, inputs: Sequence[Tensor]) -> list[Rows]:
     return [_gathered(use) for use in uses]
 
 
-_LANES: dict[str, Callable[[Sequence["Use"]], list[Rows]]] = {
+_LANES: dict[str, Callable[[Uses, Sequence[Tensor]], list[Rows]]] = {
     "own": _own,
     "means": _means,
     "tap means": _tap_means,
@@ -322,10 +323,11 @@ def _mask_of(use: "Use", places: Sequence[int]) -> Tensor | None:
 def _gathered(use: "Use") -> Rows:
     """The rows of one use in torch's operations: on a CPU, in passes that are differentiated, and for what is rare."""
     options, x, arrange = use.layer.run.options, use.input, use.layout.arrange
-    reduce, most, seed = options.sharing == "reduce", options.max_rows, use.layer.run.seed
+    reduce, most = options.sharing == "reduce", options.max_rows
+    seed = 0 if most is None else use.layer.run.seed
     if reduce and isinstance(arrange, Patches) and (use.mask is None or use.mask.shape != arrange.places(x)):
         means, count = arrange.average(x)
-        return Rows(_one(gather(means, 0, most, None, seed)), count * means.shape[1])
+        return _rows(use, _one(gather(means, 0, most, None, seed)), count * means.shape[1])
     # Averages of half-precision numbers are formed in float32, without a copy of all of them.
     view, positions = arrange(x if reduce else cast(x, working_dtype(x.dtype)))
     places = view.shape[1 : 2 + positions]
@@ -335,8 +337,8 @@ def _gathered(use: "Use") -> Rows:
         mask, positions = (mask if positions == 0 else None), 0
     if mask is not None and most is None and not _may_look(use):
         counted = mask.reshape(-1)
-        return Rows(_one(gather(view, positions, None, None, 0).masked_fill(~counted[:, None], 0)), total, counted)
-    return Rows(_one(gather(view, positions, most, mask, seed)), total)
+        return _rows(use, _one(gather(view, positions, None, None, 0).masked_fill(~counted[:, None], 0)), total, counted)
+    return _rows(use, _one(gather(view, positions, most, mask, seed)), total)
 
 
 def _may_look(use: "Use") -> bool:
@@ -347,14 +349,14 @@ def _may_look(use: "Use") -> bool:
 
 def _one(r: Float[Tensor, "groups rows in"]) -> Float[Tensor, "*groups rows in"]:
     # Of one matrix: torch takes up to three times as long for a batch of one.
-    return r[0] if len(r) == 1 else r
+    return r[0] if r.shape[0] == 1 else r
 
 
-def _with_ones(rows: Rows) -> Rows:
+def _with_ones(r: Tensor, counted: Tensor | None) -> Tensor:
     """With a last column for a joint bias: ones, where rows count."""
-    r = cast(rows.r, working_dtype(rows.r.dtype))
+    r = cast(r, working_dtype(r.dtype))
     ones = r.new_ones(*r.shape[:-1], 1)
-    return rows._replace(r=torch.cat([r, ones if rows.counted is None else ones * rows.counted[:, None]], dim=-1))
+    return torch.cat([r, ones if counted is None else ones * counted[:, None]], dim=-1)
 
 
 def gather(

@@ -104,6 +104,8 @@ class Statistics:
     #: Sizes, not costs: layers note them in every backward pass, and hardly anybody asks. How often each was seen, the last
     #: one last; so it stays short even where `backward_passes` is held at one number.
     _uses: dict[_Use | _Lookup, int] = field(default_factory=dict, repr=False)
+    #: The only use of the last pass, if there was one only.
+    _once: _Use | _Lookup | None = field(default=None, repr=False)
     _inspected: "_Inspected | None" = field(default=None, repr=False)
     _on_device: Tensor | None = field(default=None, repr=False)
 
@@ -157,9 +159,9 @@ class Statistics:
     ) -> None:
         """Record a use: `total` rows were multiplied, `count` of them (or means of them) fed the conditioner."""
         sizes = (total, count, features, outputs, groups, own_rows)
-        if backward_pass != self.backward_pass and len(self._uses) == 1 and sizes in self._uses:
-            # As in the pass before, which is what nearly all layers do nearly always. Equal to a tuple, the key stays.
-            self.backward_pass, self._uses[sizes] = backward_pass, 1
+        if sizes == self._once and backward_pass != self.backward_pass:
+            # As in the pass before, which is what nearly all layers do nearly always.
+            self.backward_pass = backward_pass
         else:
             self._note(backward_pass, _Use(*sizes))
 
@@ -167,9 +169,14 @@ class Statistics:
         """Record a use of an embedding: one division for each number that came out, and no matrix."""
         self._note(backward_pass, _Lookup(tokens, width))
 
+    def note_pass(self, backward_pass: int) -> None:
+        """Record a backward pass in which a layer took no rows: its sizes stay those of the last one in which it did."""
+        self.backward_pass = backward_pass
+
     def _note(self, backward_pass: int, use: _Use | _Lookup) -> None:
         if backward_pass != self.backward_pass:
             self.backward_pass, self._uses = backward_pass, {}
+        self._once = None if self._uses else use
         self._uses[use] = self._uses.pop(use, 0) + 1
 
     def inspect(

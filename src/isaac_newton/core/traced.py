@@ -1,35 +1,30 @@
 """What `torch.compile` and `torch.func` see of a conditioned layer.
 
-Rows are traced. A trace would keep the damping, the draw and the precision of the day it was made, so compiled code has one
-operator for the rest. It runs what eager code runs, on a list of one: today's damping and schedules, fallbacks, statistics,
-ranks. It breaks no graph. Operators take numbers and tensors only, so a layer is named by its number. In torch.func the same
-stages run on torch's own operations.
+Rows, conditioners and products are traced, and so are torch's own operations in torch.func. λ and the drawn positions come in
+through operators (`run_time`). Layers that received one tensor ask for the same things, which the compiler notices: they share
+rows, Gram matrix and inverse without a word from us. Where values decide, an operator does the rest.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from isaac_newton import torch_private
-from isaac_newton.core.conditioner import invert, multiply, multiply_own
-from isaac_newton.core.layer import ConditionedLayer, layer_of
-from isaac_newton.core.moments import WeightSlice
+from isaac_newton import kernels, torch_private
+from isaac_newton.core import run_time
+from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
+from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR
-from isaac_newton.core.outputs import condition_outputs
-from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, gather, sequence, working_dtype
+from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, sequence, working_dtype
 from isaac_newton.core.use import Use, conditioners, has_own_form
-from isaac_newton.kernels.permutation import permuted
+from isaac_newton.kernels import Inverted
 from isaac_newton.math.patches import Patches
 
-__all__ = ["apply", "condition", "hand_out", "is_traced", "operator", "tangent_of_linear"]
-
-# A replayed CUDA graph would not ask again: the compiler keeps these operators out of them.
-_TAGS = [torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []
+__all__ = ["apply", "condition", "hand_out", "is_traced", "tangent_of_linear"]
 
 
 def is_traced() -> bool:
@@ -89,8 +84,15 @@ def condition(
     where = layer.slice(weight, transposed=transposed, bias=joint)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
     function = _Condition if torch.compiler.is_compiling() else _FunctionalCondition
+    x = _as_multiplied(x) if options.few_rows and joint is None and torch_private.is_autocast_on() else x
     names = _applied(function, weight, joint, x, mask, layer, layout, where, outputs)
     return names[0], bias if joint is None else names[1]
+
+
+def _as_multiplied(x: Tensor) -> Tensor:
+    """The input in the type in which the layer will multiply it: that one is kept for the backward pass anyway."""
+    kind = x.device.type
+    return cast(x, torch.get_autocast_dtype(kind)) if x.dtype is torch.float32 and torch.is_autocast_enabled(kind) else x
 
 
 def _applied(function: type[torch.autograd.Function], *args: object) -> Any:
@@ -137,13 +139,20 @@ class _Condition(torch.autograd.Function):
             matrix = layout.matrix(grad_weight, grad_bias, made.rows.groups)
             (done,) = multiply([matrix], [made])
             return *layout.parts(done, grad_weight, grad_bias), *[None] * 6
-        r, mask, total = _traced_rows(x, mask, layout, grad_weight, layer)
+        with torch_private.full_precision(x):
+            found = _traced_rows(x, mask, layout, layer)
+            if _is_seen_through(layer, found):
+                made = _traced_conditioner(found, layer, ctx.outputs, own=False)
+                (done,) = multiply([layout.matrix(grad_weight, grad_bias, made.rows.groups)], [made])
+                done = done * run_time.passing(layer.run.number, x.device)
+                return *layout.parts(done, grad_weight, grad_bias), *[None] * 6
+        r, mask, total = found
         if ctx.where is not None:
             where = ctx.where
             place = (where.parameter, where.start, where.stop, where.transposed, where.bias)
-            return _gather_at_run_time(grad_weight, r, mask, total, layer.number, *place), grad_bias, *[None] * 6
+            return run_time.gather_rows(grad_weight, r, mask, total, layer.number, *place), grad_bias, *[None] * 6
         matrix = cast(layout.matrix(grad_weight, grad_bias, len(r)), r.dtype)
-        done = _condition_at_run_time(matrix if len(r) > 1 else matrix[None], r, mask, total, layer.number)
+        done = run_time.condition(matrix if len(r) > 1 else matrix[None], r, mask, total, layer.number)
         return *layout.parts(done if len(r) > 1 else done[0], grad_weight, grad_bias), *[None] * 6
 
 
@@ -209,10 +218,7 @@ class _TracedLinear(torch.autograd.Function):
         grad_input = cast(LINEAR.input_gradient(g, x, weight), x.dtype) if needs_input else None
         g, a, joint = as_rows(g), as_rows(x), ctx.joint and needs_bias
         if needs_weight:
-            if torch.compiler.is_compiling():
-                grad_weight = _own_at_run_time(g, a, joint, ctx.layer.number)
-            else:
-                grad_weight = _own(g, a, joint, ctx.layer)
+            grad_weight = _own(g, a, joint, ctx.layer)
             grad_weight = cast(grad_weight, weight.dtype)
             if joint:
                 return grad_input, grad_weight[:, :-1], grad_weight[:, -1], None
@@ -241,45 +247,62 @@ def tangent_of_linear(
 
 
 def _own(g: Tensor, a: Tensor, joint: bool, layer: ConditionedLayer) -> Tensor:
-    use = Use(layer, Layout(sequence, joint=joint), a, None, True, g.shape[1])
-    (made,) = conditioners([use])
-    plain = g
-    if layer.run.conditions_outputs:
-        g = condition_outputs(use, g)
-    conditioned = multiply_own(g, made, plain)
-    if torch_private.has_values(g):
-        layer.saw(made, use.outputs, lambda: multiply_own(plain, type(made)(made.rows)), conditioned, own=True)
-    return conditioned
+    if not torch.compiler.is_compiling():
+        return run_time.own_gradient(g, a, joint, layer)
+    r = cast(a, working_dtype(a.dtype))[None]
+    found = _Found(_with_ones(r) if joint else r, None, len(a))
+    if not _is_seen_through(layer, found):
+        return run_time.own(g, a, joint, layer.number)
+    with torch_private.full_precision(a):
+        made = _traced_conditioner(found, layer, g.shape[1], own=True)
+        return multiply_own(g * run_time.passing(layer.run.number, g.device).to(g.dtype), made)
 
 
-def operator(function: Callable[..., Tensor], like: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
-    """Make a function an operator. It returns a tensor like its first, unless `like` gives an empty one that it is like."""
+class _Found(NamedTuple):
+    """Rows, which of them count, and how many the layer multiplied."""
 
-    def run(*args: Any) -> Tensor:
-        result = function(*args).contiguous()
-        # What an operator returns must not share memory with what it was given.
-        given = {value.untyped_storage().data_ptr() for value in args if isinstance(value, Tensor)}
-        return result.clone() if result.untyped_storage().data_ptr() in given else result
-
-    made = torch.library.custom_op(
-        f"isaac_newton::{function.__name__.strip('_')}",
-        run,
-        mutates_args=(),
-        schema=torch.library.infer_schema(function, mutates_args=()),
-        tags=_TAGS,
-    )
-    made.register_fake(like or _like_the_first)
-    return made
+    r: Float[Tensor, "groups rows in"]
+    mask: Tensor | None
+    total: int
 
 
-def _like_the_first(first: Tensor, *rest: object) -> Tensor:
-    return torch.empty_like(first, memory_format=torch.contiguous_format)
+def _is_seen_through(layer: ConditionedLayer, found: _Found) -> bool:
+    """Whether no value decides what is computed: then the compiler sees all of it.
+
+    On a CPU a difference of float32 numbers may be left with too few digits, unless λ follows the largest eigenvalue.
+    """
+    run, options = layer.run, layer.run.options
+    if not options.few_rows or options.when == "step" or options.ranks is not None or found.mask is not None:
+        return False
+    if run.conditions_outputs or run.inspecting or run.relative is None:
+        return False
+    return found.r.dtype is torch.float64 or run.relative == "largest" or _is_inverted_by_triton(found.r)
 
 
-def _traced_rows(
-    x: Tensor, mask: Tensor | None, layout: Layout, gradient: Tensor, layer: ConditionedLayer
-) -> tuple[Float[Tensor, "groups rows in"], Tensor | None, int]:
-    """As `rows`, without a look at a value: rows, which of them count, and how many the layer multiplied."""
+def _is_inverted_by_triton(r: Tensor) -> bool:
+    if not (kernels.HAS_TRITON and r.is_cuda):
+        return False
+    return r.dtype is torch.float32 and len(r) == 1 and min(r.shape[1:]) <= kernels.MOST_INVERTED
+
+
+def _traced_conditioner(found: _Found, layer: ConditionedLayer, outputs: int, *, own: bool) -> Conditioner:
+    """As `conditioners`."""
+    from isaac_newton.core import uncompiled
+
+    run = layer.run
+    groups, count, features = found.r.shape
+    uncompiled.note(found.r, layer.number, found.total, count, features, outputs, groups, own)
+    strength = run_time.strength(run.number, found.r.device)
+    r = found.r[0] if groups == 1 else found.r
+    rows = Rows(r, found.total, None, not own and count < features, outputs)
+    # Triton reads λ as rows are.
+    now = strength.to(torch.float32) if _is_inverted_by_triton(found.r) else strength
+    inverse = run_time.inverse(r, now, run.relative or "", rows.in_difference, run.number)
+    return Conditioner(rows, Inverted(inverse), keeps_norm=run.options.keep_norm)
+
+
+def _traced_rows(x: Tensor, mask: Tensor | None, layout: Layout, layer: ConditionedLayer) -> _Found:
+    """As `rows`, without a look at a value."""
     options = layer.run.options
     x = cast(x, working_dtype(x.dtype))
     # By name: the compiler of torch 2.9 cannot call an object.
@@ -294,73 +317,14 @@ def _traced_rows(
             view = average(view, positions, mask)
         mask, positions, places = None, 0, view.shape[1:2]
     if options.max_rows is not None and math.prod(places) > options.max_rows and mask is None:
-        drawn = _draw_at_run_time(gradient, math.prod(places), options.max_rows, layer.number)
-        view, positions = chosen(view, places, drawn), 0
+        drawn = run_time.draw(layer.run.number, math.prod(places), options.max_rows, x.device)
+        # From the rows as the layer multiplied them, which are kept for the backward pass anyway.
+        found = as_rows(x)[None, drawn] if layout.arrange is sequence else chosen(view, places, drawn)
+        view, positions = found, 0
     r = view.reshape(view.shape[0], -1, math.prod(view.shape[2 + positions :]))
-    if layout.joint:
-        r = torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)
-    return r, None if mask is None else mask.reshape(-1), total
+    return _Found(_with_ones(r) if layout.joint else r, None if mask is None else mask.reshape(-1), total)
 
 
-def _counted(r: Tensor, mask: Tensor | None, total: int, gradient: Tensor, layer: ConditionedLayer) -> Rows:
-    """The rows that count, of all ranks where they condition together."""
-    run = layer.run
-    run.enter_pass()
-    options = run.options
-    r = r if mask is None else gather(r, 0, options.max_rows, mask, run.seed)
-    if options.ranks is not None and options.when == "backward":
-        r = options.ranks.exchange({(layer.name, 0): r})[layer.name, 0]
-    few = r.shape[-2] < r.shape[-1]
-    return Rows(r[0] if len(r) == 1 else r, total, in_difference=few, outputs=gradient.shape[-2])
-
-
-@operator
-def _condition_at_run_time(gradient: Tensor, r: Tensor, mask: Tensor | None, total: int, layer: int) -> Tensor:
-    found = layer_of(layer)
-    rows = _counted(r, mask, total, gradient, found)
-    (made,) = invert([rows], *found.run.damping_now(), keep_norm=found.run.options.keep_norm)
-    found.fell_back(made.failures)
-    matrix = gradient if rows.r.dim() == 3 else gradient[0]
-    (done,) = multiply([matrix], [made])
-    found.saw(made, gradient.shape[-2], matrix, done, own=False)
-    return cast(done.reshape(gradient.shape), gradient.dtype)
-
-
-@operator
-def _gather_at_run_time(
-    gradient: Tensor,
-    r: Tensor,
-    mask: Tensor | None,
-    total: int,
-    layer: int,
-    parameter: str,
-    start: int,
-    stop: int,
-    transposed: bool,
-    bias: str | None,
-) -> Tensor:
-    found = layer_of(layer)
-    where = WeightSlice(parameter, start, stop, transposed=transposed, bias=bias)
-    found.gather(where, _counted(r, mask, total, gradient, found), gradient)
-    return gradient
-
-
-def _draw_at_run_time(gradient: Tensor, count: int, most: int, layer: int) -> Tensor:
-    run = layer_of(layer).run
-    run.enter_pass()
-    # What an operator returns is its own.
-    return permuted(count, most, int(run.seed), 0, gradient.device).clone()
-
-
-_draw_at_run_time = operator(_draw_at_run_time, lambda gradient, count, most, layer: gradient.new_empty(most, dtype=torch.long))
-
-
-def _own_at_run_time(g: Tensor, a: Tensor, joint: bool, layer: int) -> Tensor:
-    layer_of(layer).run.enter_pass()
-    return _own(g, a, joint, layer_of(layer))
-
-
-_own_at_run_time = operator(
-    _own_at_run_time,
-    lambda g, a, joint, layer: g.new_empty(g.shape[1], a.shape[1] + int(joint), dtype=working_dtype(a.dtype)),
-)
+def _with_ones(r: Float[Tensor, "groups rows in"]) -> Float[Tensor, "groups rows more"]:
+    """With a last column for a joint bias."""
+    return torch.cat([r, r.new_ones(*r.shape[:2], 1)], dim=-1)

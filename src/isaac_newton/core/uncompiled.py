@@ -1,4 +1,4 @@
-"""What compiled code leaves to eager code: ζ but for one form, and layers of hidden states.
+"""What compiled code leaves to eager code: ζ but for one form, and layers of hidden states; what is said while it is compiled.
 
 A file of its own, because it imports the compiler.
 """
@@ -7,10 +7,35 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from isaac_newton import torch_private
 from isaac_newton.core import gradient
+from isaac_newton.core.layer import layer_of
 
-__all__ = ["apply", "recurrent"]
+__all__ = ["apply", "note", "recurrent"]
+
+
+def note(r: Tensor, layer: int, total: int, count: int, features: int, outputs: int, groups: int, own: bool) -> None:
+    """Keep the sizes of a use, while the compiler watches: statistics then need no operator for each layer.
+
+    Where sizes are dynamic, they are those of the batch for which the code was compiled.
+    """
+    torch_private.while_compiling(_note)
+
+
+def _note(context: Any) -> None:
+    names = ("r", "layer", "own", "total", "count", "features", "outputs", "groups")
+    r, layer, own, *sizes = [context.get_local(name, stacklevel=1) for name in names]
+    # One trace has one mode, and a layer may be called several times in it.
+    compilation = r.as_fake().fake_mode
+    layer_of(_value(layer)).note_compiled(compilation, (*map(_value, sizes), own.as_python_constant()))
+
+
+def _value(variable: Any) -> int:
+    known: int = variable.as_python_constant() if variable.is_python_constant() else torch_private.hint(variable.as_fake())
+    return known
+
 
 apply = torch.compiler.disable(
     gradient.apply,

@@ -4,21 +4,22 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from isaac_newton import torch_private
 from isaac_newton.core.conditioner import Conditioner, invert, multiply
+from isaac_newton.core.gathering import gather
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import WeightSlice
-from isaac_newton.core.options import MOST_WAITING
+from isaac_newton.core.options import MOST_WAITING, Run
 from isaac_newton.core.outputs import condition_left
 from isaac_newton.core.rows import PLAIN, Arrange, Layout, Rows, of_all_ranks, rows, sequence
 from isaac_newton.kernels import streams
 
-__all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form"]
+__all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form", "made_for", "multiplied"]
 
 #: So many neighbouring weights have one node of the graph between them.
 BUCKET = 32
@@ -40,6 +41,7 @@ class Use:
         output: For ζ in a captured step: the conditioner of the output side.
         branch: In a captured step, whose stream it runs on.
         node: With `process_group`, what will ask for the conditioner.
+        opening: The bucket's node that its gradient comes back to, and its place there.
         source: Under autocast, what stands for the tensor of which `kept` is a copy in half precision.
     """
 
@@ -58,8 +60,16 @@ class Use:
     left_in: int = -2
     output: Conditioner | None = None
     branch: object = None
-    node: "weakref.ref[Any] | None" = None
+    node: "weakref.ref[Node] | None" = None
     source: object = None
+    opening: "tuple[Opening, int] | None" = None
+
+    def __del__(self) -> None:
+        """The graph of the call is gone. What is left of it may still be differentiated, as a gradient that was kept."""
+        if self.opening is not None and self.kept is not None:
+            opening, place = self.opening
+            x = torch_private.detached(self.kept)  # a graph would hold the node: nobody would free that circle
+            opening.left[place] = Use(self.layer, self.layout, x, self.mask, self.own, self.outputs, self.slice, self.where)
 
     @property
     def input(self) -> Tensor:
@@ -71,9 +81,12 @@ class Use:
     @property
     def key(self) -> Hashable:
         """What another use has if its conditioner is this one's."""
-        x, layout = self.input, self.layout
-        known = (id(x), torch_private.version(x)) if self.source is None else self.source
-        return known, None if layout is PLAIN else layout, id(self.mask), self.own
+        layout, mask = self.layout, self.mask
+        known = self.source
+        if known is None:
+            x = self.input
+            known = id(x), torch_private.version(x)
+        return known, None if layout is PLAIN else layout, None if mask is None else id(mask), self.own
 
     def wait(self) -> None:
         """Let the first request of a backward pass compute the conditioner with those of all others."""
@@ -87,19 +100,6 @@ class Use:
             # So that many graphs that are alive are not looked through again and again.
             run.look_at = max(MOST_WAITING, 2 * len(run.waiting))
         run.waiting.append(weakref.ref(self))
-
-    def conditioner(self) -> Conditioner:
-        """That of the current pass. The first request of a pass computes those of all waiting uses."""
-        now = self.layer.run.enter_pass()
-        if torch.is_grad_enabled():
-            return conditioners([self])[0]  # with its graph
-        if self.made is None or (self.made_in != now and self.layer.run.capture is None):
-            self.compute(now)
-        made = self.made
-        assert made is not None
-        if self.layer.run.capture is None:
-            self.made = None  # a second pass through a kept graph asks anew
-        return made
 
     def compute(self, now: int) -> None:
         """The conditioners of all that wait on this device and stream, and came from this thread, in one go."""
@@ -135,6 +135,10 @@ class Use:
                 made[use.key] = one, use.input
         return made[self.key][0]
 
+    def own_node(self, name: Tensor) -> None:
+        """The node that gave the weight this name will ask for the conditioner."""
+        self.node = None if name.grad_fn is None else weakref.ref(name.grad_fn)
+
     def runs_now(self) -> bool:
         """Whether the backward pass that is running comes to this use."""
         node = None if self.node is None else self.node()
@@ -143,20 +147,22 @@ class Use:
 
 def conditioners(uses: Sequence[Use], *, early: bool = False) -> list[Conditioner]:
     """Stages 1 to 3, once for each key; failures go to the layers' statistics."""
-    first: dict[Hashable, Use] = {}
-    keys = [use.key for use in uses] if len(uses) > 1 else [None]
-    for key, use in zip(keys, uses, strict=True):
-        first.setdefault(key, use)
-    distinct = list(first.values())
-    strength, relative = distinct[0].layer.run.damping_now()
-    gathered, options = rows(distinct), distinct[0].layer.run.options
+    keys: list[Hashable] = [use.key for use in uses] if len(uses) > 1 else [None]
+    # The first of each key, in their order: turned round, the first one of a key is the last to be written.
+    first = dict(zip(reversed(keys), reversed(uses), strict=True))
+    distinct = uses if len(first) == len(uses) else [first[key] for key in dict.fromkeys(keys)]
+    run = distinct[0].layer.run
+    strength, relative = run.damping_now()
+    gathered, options = rows(distinct), run.options
     if options.ranks is not None and options.when == "backward":
         gathered = of_all_ranks(distinct, gathered, options.ranks)
     found = invert(gathered, strength, relative, early=early, keep_norm=options.keep_norm)
     for use, made in zip(distinct, found, strict=True):
         if isinstance(made.failures, Tensor) or made.failures:
             use.layer.fell_back(made.failures)
-    by_key = dict(zip(first, found, strict=True))
+    if len(found) == len(uses):
+        return found
+    by_key = dict(zip(dict.fromkeys(keys), found, strict=True))
     return [by_key[key] for key in keys]
 
 
@@ -165,23 +171,33 @@ def has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
 
     It saves a product where rows are fewer than features. Else it saves digits: conditioned rows are rounded once, after it.
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"layer {layer.name!r} received a {type(x).__name__} in the place of a tensor")
-    if x.is_nested or x.layout is not torch.strided:
-        kind = "nested" if x.is_nested else "sparse"
-        raise TypeError(
-            f"layer {layer.name!r} received a {kind} tensor, and conditioners are made of dense rows: give it a dense one, or "
-            "leave the layer out with layers="
-        )
+    if not isinstance(x, Tensor) or x.is_nested or x.layout is not torch.strided:
+        raise TypeError(_why_odd(x, layer))
     run, options = layer.run, layer.run.options
     if options.max_rows is not None and x.numel() > options.max_rows * x.shape[-1]:
         return False
-    if run.mask is not None or options.when == "step" or options.ranks is not None or run.row_observer is not None:
+    if run.mask is not None or run.row_observer is not None or not options.is_of_each_pass:
         return False
-    if options.keep_norm and x.is_cuda and run.capture is None and not run.conditions_outputs:
-        # Where the norm is kept, the kernels do all layers together, and this form is a few products for each.
-        return x.numel() >= x.shape[-1] ** 2 and options.sharing == "expand"
-    return options.sharing == "expand" or (x.dim() <= 2 and arrange is sequence)
+    expands = options.sharing == "expand"
+    if options.keep_norm and _is_done_together(x, run):
+        return expands and x.numel() >= x.shape[-1] ** 2
+    return expands or (x.dim() <= 2 and arrange is sequence)
+
+
+def _is_done_together(x: Tensor, run: Run) -> bool:
+    """Whether kernels keep the norms of all layers together, while this form is a few products for each."""
+    return x.is_cuda and run.capture is None and not run.conditions_outputs
+
+
+def _why_odd(x: object, layer: ConditionedLayer) -> str:
+    """What a layer received that cannot be conditioned."""
+    if not isinstance(x, Tensor):
+        return f"layer {layer.name!r} received a {type(x).__name__} in the place of a tensor"
+    kind = "nested" if x.is_nested else "sparse"
+    return (
+        f"layer {layer.name!r} received a {kind} tensor, and conditioners are made of dense rows: give it a dense one, or "
+        "leave the layer out with layers="
+    )
 
 
 class Alone:
@@ -195,32 +211,38 @@ class Alone:
     ) -> list[Tensor | None]:
         """Multiply the gradients, or with `when="step"` gather the rows."""
         use, weight = self.use, gradients[0]
-        bias = gradients[1] if len(gradients) > 1 else None
         if weight is None or not any(wanted):
             return list(gradients)
         clock = use.layer.run.clock
-        started = clock.now()
+        started = clock.now() if clock.running else 0.0
         if saved is not None:
             use.kept = saved
+        bias = gradients[1] if len(gradients) > 1 else None
         if use.layout.joint and bias is None and wanted[1]:
             bias = weight.new_zeros(use.outputs)
         with torch_private.full_precision(weight):
             if use.slice is not None:
-                use.layer.gather(use.slice, rows([use])[0], weight)
-                result: list[Tensor | None] = list(gradients)
+                gather([use], [weight])
+                result = list(gradients)
             else:
                 if use.made is not None and use.made_in < 0:
                     streams.join(use.branch)  # in a captured step it was computed beside the forward pass
-                made = use.conditioner()
-                matrix = use.layout.matrix(weight, bias, made.rows.groups)
-                left = condition_left([use], [matrix], in_place=False) if use.layer.run.conditions_outputs else [matrix]
-                (done,) = multiply(left, [made], in_place=False)
-                use.layer.saw(made, use.outputs, matrix, done, own=use.own)
-                result = list(use.layout.parts(done, weight, bias))[: len(gradients)]
+                result = list(multiplied(use, weight, bias, in_place=False)[: len(gradients)])
         if saved is not None or not torch_private.keeps_graph():
             use.kept = None
-        clock.add(started)
+        if started:
+            clock.add(started)
         return result
+
+
+def multiplied(use: Use, weight: Tensor, bias: Tensor | None, *, in_place: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient of one weight, and of the bias where that is conditioned with it; `in_place` allows to write to it."""
+    (made,) = made_for([use])
+    matrix = use.layout.matrix(weight, bias, made.rows.groups)
+    left = condition_left([use], [matrix], in_place=in_place) if use.layer.run.conditions_outputs else [matrix]
+    (done,) = multiply(left, [made], in_place=in_place)
+    use.layer.saw(made, use.outputs, matrix, done, own=use.own)
+    return use.layout.parts(done, weight, bias)
 
 
 class Opening:
@@ -231,8 +253,8 @@ class Opening:
         #: By the number of the weight: the name that nobody has taken yet, and its place in the node.
         self.names: dict[int, tuple[Tensor, int]] = {}
         self.uses: list[weakref.ref[Use] | None] = [None] * size
-        #: The same without the graph of their inputs: for gradients of gradients, when the graphs of the calls are gone.
-        self.shadows: list[Use | None] = [None] * size
+        #: What calls have left whose graphs went before they were used, for gradients of gradients: no graph of their inputs.
+        self.left: dict[int, Use] = {}
 
     def condition(
         self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
@@ -240,49 +262,48 @@ class Opening:
         """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
         self.bucket.close(self)
         result: list[Tensor | None] = [None] * len(gradients)
-        here = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        found = [self._use(number) for number in here]
-        numbers = [number for number in here if wanted[number]]
-        if not numbers:
+        here = [(number, self._use(number), gradient) for number, gradient in enumerate(gradients) if gradient is not None]
+        chosen = [each for each in here if wanted[each[0]]]
+        if not chosen:
             return result
-        uses = found if len(numbers) == len(here) else [use for use, number in zip(found, here, strict=True) if wanted[number]]
-        plain = [gradient for number in numbers if (gradient := gradients[number]) is not None]
+        numbers, uses, plain = zip(*chosen, strict=True)
         run = uses[0].layer.run
-        started = run.clock.now()
+        started = run.clock.now() if run.clock.running else 0.0
         with torch_private.full_precision(plain[0]):
             for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
                 result[number] = done
         if not torch_private.keeps_graph():
             for number, use in zip(numbers, uses, strict=True):
-                use.kept = self.shadows[number] = None
+                use.kept = None
+                self.left.pop(number, None)
         # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
-        run.alone |= len(numbers) < len(here)
-        run.clock.add(started)
+        run.alone |= len(chosen) < len(here)
+        if started:
+            run.clock.add(started)
         return result
 
     def _use(self, number: int) -> Use:
-        """That of one weight, or its shadow."""
-        reference, shadow = self.uses[number], self.shadows[number]
+        """That of one weight, or what it has left."""
+        reference = self.uses[number]
         use = None if reference is None else reference()
         if use is not None:
             return use
-        if shadow is None:
+        left = self.left.get(number)
+        if left is None:
             raise RuntimeError("Trying to backward through the graph a second time: pass retain_graph=True the first time")
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"layer {shadow.layer.name!r}: third derivatives need the graph of its input, which is gone: keep what the "
+                f"layer {left.layer.name!r}: third derivatives need the graph of its input, which is gone: keep what the "
                 "model returned until then"
             )
-        return shadow
+        return left
 
 
 def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tensor]:
     if uses[0].slice is not None:
-        for use, found, gradient in zip(uses, rows(uses), gradients, strict=True):
-            assert use.slice is not None
-            use.layer.gather(use.slice, found, gradient)
+        gather(uses, gradients)
         return list(gradients)
-    made, run = _made(uses), uses[0].layer.run
+    made, run = made_for(uses), uses[0].layer.run
     matrices = [
         gradient if use.layout is PLAIN else use.layout.matrix(gradient, None, one.rows.groups)
         for use, one, gradient in zip(uses, made, gradients, strict=True)
@@ -290,26 +311,26 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
     in_place = not (torch.is_grad_enabled() or run.inspecting)
     left = condition_left(uses, matrices, in_place=in_place) if run.conditions_outputs else matrices
     done = multiply(left, made, in_place=in_place)
-    for place, (use, one, gradient) in enumerate(zip(uses, made, gradients, strict=True)):
-        use.layer.saw(one, use.outputs, matrices[place], done[place], own=use.own)
-        if use.layout is not PLAIN or done[place].dtype is not gradient.dtype:
-            done[place] = use.layout.parts(done[place], gradient, None)[0]
+    for place, (use, one, matrix, result) in enumerate(zip(uses, made, matrices, done, strict=True)):
+        use.layer.saw(one, use.outputs, matrix, result, own=use.own)
+        if use.layout is not PLAIN or result.dtype is not gradients[place].dtype:
+            done[place] = use.layout.parts(result, gradients[place], None)[0]
     return done
 
 
-def _made(uses: Sequence[Use]) -> list[Conditioner]:
-    """`Use.conditioner` of each, with the questions about torch's state asked once."""
-    run = uses[0].layer.run
-    if torch.is_grad_enabled() or run.capture is not None:
-        return [use.conditioner() for use in uses]
+def made_for(uses: Sequence[Use]) -> list[Conditioner]:
+    """Those of the current pass. The first request of a pass computes those of all waiting uses."""
+    run, result = uses[0].layer.run, []
     now = run.enter_pass()
-    result = []
+    if torch.is_grad_enabled():
+        return [conditioners([use])[0] for use in uses]  # with their graphs
     for use in uses:
-        if use.made is None or use.made_in != now:
+        if use.made is None or (use.made_in != now and run.capture is None):
             use.compute(now)
         assert use.made is not None
         result.append(use.made)
-        use.made = None  # a second pass through a kept graph asks anew
+        if run.capture is None:
+            use.made = None  # a second pass through a kept graph asks anew
     return result
 
 
@@ -347,9 +368,8 @@ class Bucket:
             found = opening.names.pop(number)
             self._opening = opening
         name, place = found
+        use.opening = opening, place
         opening.uses[place] = weakref.ref(use)
-        x = use.input.detach()
-        opening.shadows[place] = Use(use.layer, use.layout, x, use.mask, use.own, use.outputs, use.slice, use.where)
         return name
 
     def _opened(self, open_node: Callable[..., Sequence[Tensor]]) -> "Opening":

@@ -10,6 +10,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from isaac_newton.kernels import MOST_TAPS
 from isaac_newton.kernels.tables import (
     TYPES,
     Grouped,
@@ -24,10 +25,8 @@ from isaac_newton.kernels.tables import (
     size_of,
 )
 
-__all__ = ["MOST_TAPS", "means", "tap_means"]
+__all__ = ["means", "tap_means"]
 
-#: Of a kernel, for `tap_means`.
-MOST_TAPS = 64
 #: Positions and features that a program adds up at once.
 _POSITIONS, _FEATURES = 32, 64
 

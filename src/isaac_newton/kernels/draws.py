@@ -30,7 +30,7 @@ from isaac_newton.kernels.tables import (
     size_of,
 )
 
-__all__ = ["Window", "drawn", "permuted"]
+__all__ = ["Window", "drawn", "drawn_positions", "permuted"]
 
 #: Rows and features of a program.
 _ROWS, _FEATURES = 16, 128
@@ -94,6 +94,26 @@ def drawn(
         plan = remember(_PLANS, key, _Plan(windows, count, pointer, number))
     # Always 64 bits wide, so that a compiled kernel serves every seed.
     return plan(addresses, seed if isinstance(seed, Tensor) else permutation.folded(seed) | 1 << 32)
+
+
+def drawn_positions(
+    xs: Sequence[Float[Tensor, "..."]], count: int, seed: int | Tensor
+) -> list[Float[Tensor, "count features"]]:
+    """The same of all leading dimensions of each x, which is contiguous: what linear layers multiply."""
+    addresses = [x.data_ptr() for x in xs]
+    pointer = isinstance(seed, Tensor)
+    key = (tuple([(x.shape, x.dtype) for x in xs]), count, pointer, tuple([each % 16 for each in addresses]), xs[0].device)
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = remember(_PLANS, key, _Plan([_positions(x) for x in xs], count, pointer, [0] * len(xs)))
+    return plan(addresses, seed if isinstance(seed, Tensor) else permutation.folded(seed) | 1 << 32)
+
+
+def _positions(x: Tensor) -> Window:
+    """A kernel of 1 along all leading dimensions as one."""
+    features = x.shape[-1]
+    total = x.numel() // features
+    return Window(x, (1, features, total), (total * features, 1, features), (1,), (1,), (0,), (1,), (total,))
 
 
 class _Plan:

@@ -9,8 +9,7 @@ to whole blocks go together; beyond its end a matrix goes on as the identity, wh
 Gram matrices and products with the rows are torch's, of each job by itself.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,13 +18,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.kernels.inverse_small import GRAM, MULTIPLIED, PRECISIONS, RELATIVE, SCALED, Small, least_pivot, start_vector
+from isaac_newton.kernels import GRAM, MOST_INVERTED, MULTIPLIED, SCALED, Inverted
+from isaac_newton.kernels.cpu import unrounded
+from isaac_newton.kernels.inverse_small import PRECISIONS, RELATIVE, least_pivot, start_vector
 from isaac_newton.kernels.tables import Grouped, Room, by_class, job_of, names, pick, remember
 
-__all__ = ["GRAM", "MOST", "MULTIPLIED", "SCALED", "inverses"]
+__all__ = ["GRAM", "MULTIPLIED", "SCALED", "inverses"]
 
-#: Of the smaller side.
-MOST = 1024
 #: Rows and columns of a block, and pivots of a launch.
 _BLOCK, _PIVOTS = 64, 16
 #: Products with a vector, to find the largest eigenvalue.
@@ -37,7 +36,7 @@ def inverses(
     strength: float | Float[Tensor, ""],
     relative: Literal["", "mean", "largest"],
     kinds: Sequence[int],
-) -> list[Small]:
+) -> list[Inverted]:
     """P for each x of fewer rows than features, else Q, and the λ of it, as `inverse_small.inverses`.
 
     Args:
@@ -56,13 +55,13 @@ def inverses(
     key = (tuple([x.shape for x in xs]), scaled, relative, of_strength, xs[0].device)
     plan = _PLANS.get(key)
     if plan is None:
-        shapes = [(len(x), x.shape[1]) for x in xs]
+        shapes = [(x.shape[0], x.shape[1]) for x in xs]
         plan = remember(_PLANS, key, _Plan(shapes, scaled, RELATIVE[relative], of_strength is not None, xs[0].device))
-    with _unrounded(xs[0]):
+    with unrounded(xs[0]):
         grams = [_gram(x) for x in xs]
         found, dampings = plan([gram.data_ptr() for gram in grams], strength)
         return [
-            Small(inverse, _multiplied(x, inverse) if kind & MULTIPLIED else None, damping, gram if kind & GRAM else None)
+            Inverted(inverse, _multiplied(x, inverse) if kind & MULTIPLIED else None, damping, gram if kind & GRAM else None)
             for x, kind, gram, inverse, damping in zip(xs, kinds, grams, found, dampings, strict=True)
         ]
 
@@ -82,22 +81,6 @@ def _multiplied(x: Tensor, inverse: Tensor) -> Tensor:
     return torch.mm(inverse, x) if x.shape[0] < x.shape[1] else torch.mm(x, inverse)
 
 
-def _unrounded(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """In the block products of float32 are products of float32, whatever torch may round them to elsewhere."""
-    backends: Any = torch.backends
-    library = backends.cuda.matmul if x.is_cuda else backends.mkldnn.matmul
-    return contextlib.nullcontext() if library.fp32_precision in ("ieee", "none") else _in_float32(library)
-
-
-@contextlib.contextmanager
-def _in_float32(library: Any) -> Iterator[None]:
-    before, library.fp32_precision = library.fp32_precision, "ieee"
-    try:
-        yield
-    finally:
-        library.fp32_precision = before
-
-
 class _Plan:
     """The launches for a list of these shapes."""
 
@@ -106,8 +89,8 @@ class _Plan:
     ) -> None:
         self._device, self._relative = device, relative
         sizes = [min(shape) for shape in shapes]
-        if max(sizes) > MOST:
-            raise ValueError(f"the smaller side must be at most {MOST}, got {max(sizes)}")
+        if max(sizes) > MOST_INVERTED:
+            raise ValueError(f"the smaller side must be at most {MOST_INVERTED}, got {max(sizes)}")
         padded = [triton.cdiv(size, _BLOCK) * _BLOCK for size in sizes]
         squares = Room([(size, size) for size in padded])
         vectors = Room([(2, size) for size in padded], squares.end)

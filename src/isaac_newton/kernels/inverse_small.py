@@ -8,8 +8,8 @@ positive. Taking the larger of pivot and 1 repairs what rounding may have done, 
 Sums are formed in a fixed order that depends on the sizes of the job only: the same input gives the same bits, in every list.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 import triton
@@ -17,6 +17,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from isaac_newton.kernels import GRAM, MOST_SMALL, MULTIPLIED, SCALED
 from isaac_newton.kernels.tables import (
     TYPES,
     Grouped,
@@ -31,14 +32,10 @@ from isaac_newton.kernels.tables import (
     size_of,
 )
 
-__all__ = ["GRAM", "MOST", "MULTIPLIED", "PRECISIONS", "RELATIVE", "SCALED", "Small", "inverses", "least_pivot", "start_vector"]
+__all__ = ["GRAM", "MULTIPLIED", "PRECISIONS", "RELATIVE", "SCALED", "Small", "inverses", "least_pivot", "start_vector"]
 
-#: Kinds of results: also the product with x; both times 1/(kλ); also the Gram matrix.
-MULTIPLIED, SCALED, GRAM = 1, 2, 4
 #: What a damping may be relative to.
 RELATIVE = {"": 0, "mean": 1, "largest": 2}
-#: Of the smaller side.
-MOST = 128
 #: Pivots that are swept at a time.
 _PIVOTS = 16
 #: Columns that a program multiplies at once, in the Gram matrix and in the product.
@@ -52,13 +49,50 @@ _WARPS, _WIDE_WARPS = {16: 1, 32: 1, 64: 4, 128: 8}, {16: 4, 32: 4, 64: 4, 128: 
 PRECISIONS = ("tf32x3", "ieee")
 
 
-class Small(NamedTuple):
-    """P = (I + x xᵀ/(kλ))⁻¹ or Q = (I + xᵀx/(kλ))⁻¹, and what was asked for beside it."""
+class Small:
+    """What `Inverted` has, of one job of a list.
 
-    inverse: Float[Tensor, "small small"]
-    multiplied: Float[Tensor, "k n"] | None
-    damping: Float[Tensor, ""]
-    gram: Float[Tensor, "small small"] | None
+    All results of a list are in one memory. Few are looked at as tensors, and a tensor takes longer to make than an address.
+    """
+
+    __slots__ = ("_flat", "_number", "_plan")
+
+    def __init__(self, plan: "_Plan", flat: Tensor, number: int) -> None:
+        self._plan, self._flat, self._number = plan, flat, number
+
+    @property
+    def inverse(self) -> Float[Tensor, "small small"]:
+        """P or Q."""
+        found = self._plan.inverses.one(self._flat, self._number)
+        assert found is not None
+        return found
+
+    @property
+    def multiplied(self) -> Float[Tensor, "k n"] | None:
+        """P x or x Q."""
+        return self._plan.multiplied.one(self._flat, self._number)
+
+    @property
+    def damping(self) -> Float[Tensor, ""]:
+        """λ."""
+        found = self._plan.dampings.one(self._flat, self._number)
+        assert found is not None
+        return found
+
+    @property
+    def gram(self) -> Float[Tensor, "small small"] | None:
+        """The Gram matrix, x xᵀ or xᵀx."""
+        return self._plan.grams.one(self._flat, self._number)
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Of P x, P and x xᵀ."""
+        start = self._flat.data_ptr()
+        multiplied, inverse, gram = self._plan.places[self._number]
+        return start + multiplied, start + inverse, start + gram
+
+    def __iter__(self) -> Iterator[Tensor | None]:
+        return iter((self.inverse, self.multiplied, self.damping, self.gram))
 
 
 def inverses(
@@ -105,13 +139,16 @@ class _Plan:
         self._device = xs[0].device
         shapes = [(x.shape[0], x.shape[1]) for x in xs]
         squares = [(min(shape), min(shape)) for shape in shapes]
-        self._inverses = Room(squares)
-        self._grams = Room(
-            [square if kind & GRAM else None for square, kind in zip(squares, kinds, strict=True)], self._inverses.end
+        self.inverses = Room(squares)
+        self.grams = Room(
+            [square if kind & GRAM else None for square, kind in zip(squares, kinds, strict=True)], self.inverses.end
         )
         wanted = [shape if kind & MULTIPLIED else None for shape, kind in zip(shapes, kinds, strict=True)]
-        self._multiplied = Room(wanted, self._grams.end)
-        self._dampings = Room([()] * len(xs), self._multiplied.end)
+        self.multiplied = Room(wanted, self.grams.end)
+        self.dampings = Room([()] * len(xs), self.multiplied.end)
+        offsets = zip(self.multiplied.offsets, self.inverses.offsets, self.grams.offsets, strict=True)
+        #: In bytes; nobody asks for what is not there.
+        self.places = [(4 * multiplied, 4 * inverse, 4 * gram) for multiplied, inverse, gram in offsets]
         classes = [_class(x) for x in xs]
         self._inversions = [
             self._inversion(one, members, shapes, kinds, relative, pointer)
@@ -136,7 +173,7 @@ class _Plan:
         sizes = [(*shapes[number], span) for number, span in zip(members, spans, strict=True)]
         how = {"TYPE": TYPES[dtype], "BY_ROWS": by_rows, "ALIGNED": aligned, "BLOCK": block, "CHUNK": _CHUNK}
         gram = Grouped(_gram, members, parts, sizes, self._device, _WIDE_WARPS[block], how)
-        places = [(self._inverses.offsets[n], self._grams.offsets[n], self._dampings.offsets[n]) for n in members]
+        places = [(self.inverses.offsets[n], self.grams.offsets[n], self.dampings.offsets[n]) for n in members]
         firsts = [sum(parts[:number]) for number in range(len(parts))]
         numbers = [
             (*shapes[number], first, count, *place)
@@ -150,20 +187,19 @@ class _Plan:
     def _product(self, one: tuple[Any, ...], members: list[int], shapes: Sequence[tuple[int, int]]) -> Grouped:
         dtype, by_rows, aligned, block = one
         across = [triton.cdiv(max(shapes[number]), _ACROSS) for number in members]
-        numbers = [(*shapes[n], self._inverses.offsets[n], self._multiplied.offsets[n]) for n in members]
+        numbers = [(*shapes[n], self.inverses.offsets[n], self.multiplied.offsets[n]) for n in members]
         how = {"TYPE": TYPES[dtype], "BY_ROWS": by_rows, "ALIGNED": aligned, "BLOCK": block, "ACROSS": _ACROSS}
         return Grouped(_multiply, members, across, numbers, self._device, _WIDE_WARPS[block], how)
 
     def __call__(self, addresses: Sequence[int], strength: float | Tensor) -> list[Small]:
-        result = torch.empty(self._dampings.end, dtype=torch.float32, device=self._device)
+        result = torch.empty(self.dampings.end, dtype=torch.float32, device=self._device)
         for size, gram, sweep in self._inversions:
             work = torch.empty(size, dtype=torch.float32, device=self._device)
             gram((work,), addresses)
             sweep((work, result, strength))
         for product in self._products:
             product((result,), addresses)
-        rooms = (self._inverses, self._multiplied, self._dampings, self._grams)
-        return list(map(Small._make, zip(*[room.split(result) for room in rooms], strict=True)))
+        return [Small(self, result, number) for number in range(len(self.places))]
 
 
 _PLANS: dict[Any, _Plan] = {}
@@ -172,8 +208,8 @@ _PLANS: dict[Any, _Plan] = {}
 def _class(x: Tensor) -> tuple[torch.dtype, bool, bool, int]:
     """What the kernels are compiled for: type, which side is the smaller, alignment, and its size, padded."""
     rows, features = x.shape
-    if min(rows, features) > MOST:
-        raise ValueError(f"the smaller side must be at most {MOST}, got {rows} × {features}")
+    if min(rows, features) > MOST_SMALL:
+        raise ValueError(f"the smaller side must be at most {MOST_SMALL}, got {rows} × {features}")
     block = max(_PIVOTS, triton.next_power_of_2(min(rows, features)))
     return x.dtype, rows < features, is_aligned(x.data_ptr(), features), block
 

@@ -6,12 +6,15 @@ are not. So the first k numbers are k rows without repetition, each set of rows 
 """
 
 import functools
+from typing import TypeVar
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 __all__ = ["FIRST", "GOLDEN", "ROUNDS", "SECOND", "WORD", "bits_of", "folded", "permuted"]
+
+_Number = TypeVar("_Number", int, Tensor)
 
 #: Each half is changed six times: with fewer, pairs of very few rows are not alike likely.
 ROUNDS = 12
@@ -45,8 +48,8 @@ def permuted(total: int, count: int, seed: int, number: int, device: torch.devic
         device: Where.
     """
     bits = bits_of(total)
-    start = _mixed(torch.tensor(folded(seed) ^ int(_mixed(torch.tensor((number + GOLDEN) & WORD)))))
-    keys = [int(_mixed((start + each * GOLDEN) & WORD)) for each in range(ROUNDS)]
+    start = _mixed(folded(seed) ^ _mixed((number + GOLDEN) & WORD))
+    keys = [_mixed((start + each * GOLDEN) & WORD) for each in range(ROUNDS)]
     found = _permuted_once(torch.arange(count, device=device), bits, keys)
     while count and found.amax() >= total:
         found = torch.where(found < total, found, _permuted_once(found, bits, keys))
@@ -65,7 +68,7 @@ def _permuted_once(x: Tensor, bits: int, keys: list[int]) -> Tensor:
     return (high << lower) | low
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _mixed(x: _Number) -> _Number:
     """A hash of 32 bits."""
     x = ((x ^ (x >> 16)) * FIRST) & WORD
     x = ((x ^ (x >> 15)) * SECOND) & WORD

@@ -16,6 +16,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from isaac_newton.kernels import MOST_SUBTRACTED
 from isaac_newton.kernels.tables import (
     TYPES,
     Grouped,
@@ -30,10 +31,8 @@ from isaac_newton.kernels.tables import (
     size_of,
 )
 
-__all__ = ["MOST", "subtract"]
+__all__ = ["subtract", "subtract_at"]
 
-#: Rows, at most.
-MOST = 256
 #: Outputs of a program, and features from which a program of the second launch subtracts.
 _OUTPUTS, _ACROSS = 64, 64
 #: Rows that are multiplied at once in small products.
@@ -64,35 +63,46 @@ def subtract(
     """
     if not gradients:
         return []
-    results = gradients if in_place else [torch.empty_like(gradient) for gradient in gradients]
-    lists = [gradients, rows, multiplied, results]
-    kept: tuple[bool, ...] = ()
-    if keep_norm is not None:
-        kept = tuple([pair is not None for pair in keep_norm])
-        pairs = [pair or (row, row) for pair, row in zip(keep_norm, rows, strict=True)]
-        lists += [[inverse for inverse, _ in pairs], [gram for _, gram in pairs]]
-    addresses = [[x.data_ptr() for x in each] for each in lists]
-    strides = [tuple([x.stride() for x in each]) for each in lists[:4:3]]
-    aligned = tuple([(a | b | c | d) % 16 for a, b, c, d in zip(*addresses[:4], strict=True)])
-    types = tuple([gradient.dtype for gradient in gradients])
-    shapes = tuple([gradient.shape for gradient in gradients]), tuple([row.shape[0] for row in rows])
-    key = (*shapes, *strides, types, aligned, kept, gradients[0].device)
+    addresses = [[x.data_ptr() for x in each] for each in (rows, multiplied)]
+    pairs = [pair or (row, row) for pair, row in zip(keep_norm or [None] * len(rows), rows, strict=True)]
+    addresses += [[pair[which].data_ptr() for pair in pairs] for which in (0, 1)]
+    kept = [pair is not None for pair in keep_norm or [None] * len(rows)]
+    return subtract_at(gradients, [len(row) for row in rows], addresses, kept, in_place=in_place)
+
+
+def subtract_at(
+    gradients: Sequence[Float[Tensor, "_ _"]],
+    rows: Sequence[int],
+    addresses: Sequence[Sequence[int]],
+    kept: Sequence[bool],
+    *,
+    in_place: bool,
+) -> list[Float[Tensor, "_ _"]]:
+    """The same where the numbers of rows are known, and the addresses of r, P r, P and r rᵀ; `kept`: whose norm is kept."""
+    own = [gradient.data_ptr() for gradient in gradients]
+    results, to, to_strides = list(gradients), own, None
+    if not in_place:
+        results = [torch.empty_like(gradient) for gradient in gradients]
+        to, to_strides = [result.data_ptr() for result in results], tuple([result.stride() for result in results])
+    aligned = tuple([(a | b | c | d) % 16 for a, b, c, d in zip(own, to, *addresses[:2], strict=True)])
+    forms = tuple([(gradient.shape, gradient.stride(), gradient.dtype) for gradient in gradients])
+    key = (forms, to_strides, tuple(rows), aligned, tuple(kept), gradients[0].device)
     plan = _PLANS.get(key)
     if plan is None:
-        jobs = zip(gradients, rows, results, aligned, kept or [False] * len(gradients), strict=True)
+        jobs = zip(gradients, rows, results, aligned, kept, strict=True)
         plan = remember(_PLANS, key, _Plan([_Job(*job) for job in jobs], gradients[0].device))
-    plan(addresses)
-    return list(results)
+    plan([own, *addresses, to])
+    return results
 
 
 class _Job:
     """Sizes of a gradient, and what the kernels are compiled for."""
 
-    def __init__(self, gradient: Tensor, r: Tensor, result: Tensor, misaligned: int, keeps_norm: bool) -> None:
+    def __init__(self, gradient: Tensor, rows: int, result: Tensor, misaligned: int, keeps_norm: bool) -> None:
         self.outputs, self.features = gradient.shape
-        self.rows = r.shape[0]
-        if self.rows > MOST:
-            raise ValueError(f"at most {MOST} rows can be subtracted, got {self.rows}")
+        self.rows = rows
+        if self.rows > MOST_SUBTRACTED:
+            raise ValueError(f"at most {MOST_SUBTRACTED} rows can be subtracted, got {self.rows}")
         transposed = _is_transposed(gradient)
         other = 1 if transposed else 0
         self.stride, self.to_stride = gradient.stride(other), result.stride(other)
@@ -142,8 +152,7 @@ class _Plan:
             self._launches.append((see, take))
 
     def __call__(self, addresses: Sequence[Sequence[int]]) -> None:
-        gradients, rows, multiplied, results = addresses[:4]
-        inverses, grams = addresses[4:] or (rows, rows)
+        gradients, rows, multiplied, inverses, grams, results = addresses
         work = torch.empty(self._size, dtype=torch.float32, device=self._device)
         for see, take in self._launches:
             see((work,), gradients, rows, inverses, grams)

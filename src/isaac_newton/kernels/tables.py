@@ -19,7 +19,6 @@ __all__ = [
     "JOBS",
     "TYPES",
     "Grouped",
-    "Launch",
     "Room",
     "by_class",
     "hinted",
@@ -45,24 +44,6 @@ _NEVER = 2**48
 _T = TypeVar("_T")
 _TABLES: dict[Hashable, Tensor] = {}
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
-
-
-class Launch:
-    """A kernel on a grid; past Triton's argument handling once it is compiled."""
-
-    def __init__(self, kernel: Any, grid: tuple[int, int, int], warps: int, constants: dict[str, Any]) -> None:
-        self._kernel, self._grid, self._warps, self._constants = kernel, grid, warps, constants
-        self._values = tuple(constants.values())
-        self._run: Callable[..., None] | None = None
-
-    def __call__(self, *arguments: Any) -> None:
-        """Launch it."""
-        if self._run is not None:
-            self._run(*arguments, *self._values)
-            return
-        compiled = self._kernel[self._grid](*arguments, **self._constants, num_warps=self._warps)
-        if compiled is not None:  # it is, where Triton interprets
-            self._run = compiled[self._grid]
 
 
 class Grouped:
@@ -95,13 +76,22 @@ class Grouped:
         sizes = [number for row in numbers for number in row]
         self._numbers = (*firsts[:-1], *[_NEVER] * unused, *sizes)
         self._device, self._table = device, _TABLES.get((device, self._numbers))
-        self._launch = Launch(kernel, (firsts[-1], 1, 1), warps, constants)
+        self._kernel, self._grid, self._how = kernel, (firsts[-1], 1, 1), {**constants, "num_warps": warps}
+        self._constants = tuple(constants.values())
+        #: The compiled kernel, past Triton's handling of arguments.
+        self._run: Callable[..., None] | None = None
 
     def __call__(self, own: Sequence[Any], *addresses: Sequence[int]) -> None:
         """Launch it with addresses of all jobs of the list."""
         table = self._table if self._table is not None else self._make_table()
-        of_members = self._of_members
-        self._launch(*own, table, *[address for each in addresses for address in of_members(each)])
+        of_members, run = self._of_members, self._run
+        chosen = [address for each in addresses for address in of_members(each)]
+        if run is not None:
+            run(*own, table, *chosen, *self._constants)
+            return
+        compiled = self._kernel[self._grid](*own, table, *chosen, **self._how)
+        if compiled is not None:  # it is, where Triton interprets
+            self._run = compiled[self._grid]
 
     def _make_table(self) -> Tensor:
         device, numbers = self._device, self._numbers
@@ -159,6 +149,7 @@ class Room:
         for number, shape in enumerate(shapes):
             if shape is not None:
                 members.setdefault(shape, []).append(number)
+        self.shapes = shapes
         self.offsets = [-1] * len(shapes)
         self._views: list[tuple[list[int], tuple[int, ...], tuple[int, ...], int]] = []
         for shape, numbers in members.items():
@@ -177,6 +168,11 @@ class Room:
             for number, view in zip(numbers, flat.as_strided(shape, strides, start).unbind(), strict=True):
                 result[number] = view
         return result
+
+    def one(self, flat: Tensor, number: int) -> Tensor | None:
+        """One of the tensors in the flat one."""
+        shape = self.shapes[number]
+        return None if shape is None else flat.as_strided(shape, _contiguous(shape)[1:], self.offsets[number])
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

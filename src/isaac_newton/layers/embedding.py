@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isaac_newton.core import traced
+from isaac_newton.core import run_time, traced
 from isaac_newton.core.conditioner import invert, multiply
 from isaac_newton.core.gradient import hand_out
 from isaac_newton.core.layer import ConditionedLayer, layer_of
+from isaac_newton.core.moments import Moment
 from isaac_newton.core.rows import Rows
 from isaac_newton.layers.registry import register
 from isaac_newton.math import equations
@@ -41,10 +42,11 @@ class _Tokens:
             return list(gradients)
         run = self._layer.run
         run.enter_pass()
-        started = run.clock.now()
+        started = run.clock.now() if run.clock.running else 0.0
         with full_precision(gradients[0]):
             result: list[Tensor | None] = [self._transform(gradients[0], *self._given, self._layer)]
-        run.clock.add(started)
+        if started:
+            run.clock.add(started)
         return result
 
 
@@ -102,17 +104,17 @@ def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tenso
 def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tensor:
     layer: Any = site.module
     run = site.run
+    where = site.slice(layer.weight)
+    if where is not None and run.row_observer is None and site.rests(where._replace(groups=0)):
+        site.pass_by(where, g)
+        return g
     counts = _counts(input, mask, site)
     if run.row_observer is not None:
         run.row_observer(site, counts)
         return g
     site.statistics.note_counts(run.backward_passes, input.numel(), layer.embedding_dim)
-    if run.options.when == "step":
-        where = site.slice(layer.weight)
-        assert where is not None
-        moment = site.moment(where._replace(groups=0))
-        if moment is not None:
-            moment.add_counts(counts)
+    if where is not None:
+        site.keep(where._replace(groups=0), Moment.of_counts(counts))
         if site.left is not None:
             site.left.append(g)
         return g
@@ -160,7 +162,7 @@ def _scaled(g: Tensor, factors: Tensor, tokens: Tensor) -> Tensor:
     return g.index_copy_(0, tokens, (g[tokens] * factors[tokens][:, None]).to(g.dtype))
 
 
-@traced.operator
+@run_time.operator
 def _divide_at_run_time(g: Tensor, input: Tensor, mask: Tensor | None, site: int) -> Tensor:
     layer_of(site).run.enter_pass()
     return _divide(g.clone(), input, mask, layer_of(site))
@@ -221,7 +223,7 @@ def _multiply(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor |
     return g.index_copy(0, tokens, values)
 
 
-@traced.operator
+@run_time.operator
 def _multiply_at_run_time(g: Tensor, input: Tensor, offsets: Tensor | None, shares: Tensor | None, site: int) -> Tensor:
     layer_of(site).run.enter_pass()
     return _multiply(g, input, offsets, shares, layer_of(site))

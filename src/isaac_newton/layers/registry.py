@@ -7,7 +7,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 from torch import nn
 
-from isaac_newton.torch_private import BATCH_NORMS, is_flattened
+from isaac_newton.core.distributed import is_sharded
+from isaac_newton.torch_private import BATCH_NORMS, PARALLELIZED, is_flattened
 
 __all__ = ["REASONS", "Adapter", "Registration", "find", "register"]
 
@@ -38,6 +39,7 @@ class Registration:
 _REGISTRY: dict[type[nn.Module] | str, Registration] = {}
 
 _COMPLEX = "its weights are complex, and conditioners are made from real inputs"
+_SPLIT = "tensor parallelism has split its weight over ranks, and a conditioner needs whole inputs and gradients"
 _NORMALIZATION = "normalization scales each feature by itself: there is no input matrix to condition with"
 #: Of types that no adapter will serve.
 REASONS: dict[type, str] = {
@@ -109,6 +111,8 @@ def find(layer: nn.Module) -> Registration | str:
                 return "its forward was already replaced on the instance; attach before whatever did that"
             if any(parameter.is_complex() for parameter in layer.parameters()):
                 return _COMPLEX
+            if any(hasattr(part, PARALLELIZED) for part in layer.modules()) and any(map(is_sharded, layer.parameters())):
+                return _SPLIT
             return found.refuse(layer) or found
     return _why_unknown(layer)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isaac_newton.math.equations import check_damping
 
-__all__ = ["AUTO", "Damping", "Relative", "RelativeTo", "as_float", "check", "number", "relative_damping"]
+__all__ = ["AUTO", "Damping", "Relative", "RelativeTo", "as_float", "check", "number", "relative_damping", "relative_to"]
 
 #: What a damping is a multiple of: nothing, or an eigenvalue of the rows' second moment.
 RelativeTo: TypeAlias = Literal["", "mean", "largest"]
@@ -66,6 +66,13 @@ def as_float(value: float | Tensor, name: str) -> float:
 
 #: What `damping="auto"` stands for: the evidence is in docs/damping.md.
 AUTO = Relative(0.1, to="largest")
+
+
+def relative_to(value: Damping) -> RelativeTo | None:
+    """What a damping is relative to, whatever its number; None for a schedule, which says so step by step."""
+    if callable(value):
+        return None
+    return value.to if isinstance(value, Relative) else ""
 
 
 def number(value: Damping, step: int) -> tuple[float, RelativeTo]:

@@ -2,8 +2,6 @@
 
 from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, classifier, grid
 
-__all__ = ["EXPERIMENT", "panels"]
-
 ID = "fig1"
 #: Panel (the one below it shows the accuracy), width, optimizer.
 SETTINGS = (("a", 100, "sgd"), ("b", 400, "sgd"), ("c", 400, "momentum"), ("d", 1600, "sgd"))

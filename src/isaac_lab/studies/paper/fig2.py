@@ -5,8 +5,6 @@ from dataclasses import replace
 
 from isaac_lab.studies.paper.recipe import Experiment, Group, Panel, Scale, autoencoder, conditioned, tuned
 
-__all__ = ["EXPERIMENT", "panels"]
-
 ID = "fig2"
 #: Drawn, as in the paper.
 DAMPINGS = (0.1, 0.01)

@@ -2,8 +2,6 @@
 
 from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, autoencoder, grid
 
-__all__ = ["EXPERIMENT", "panels"]
-
 ID = "fig3"
 DATA = {"a": ("mnist", "MNIST"), "b": ("fashion-mnist", "Fashion-MNIST")}
 

@@ -2,8 +2,6 @@
 
 from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, classifier, grid
 
-__all__ = ["EXPERIMENT", "panels"]
-
 ID = "fig4"
 
 

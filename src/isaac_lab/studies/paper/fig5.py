@@ -5,8 +5,6 @@ import math
 from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, classifier, conditioned, tuned
 from isaac_lab.trial import Trial
 
-__all__ = ["DAMPING", "EXPERIMENT", "SELECTIONS", "panels"]
-
 ID = "fig5"
 #: "Small but moderate", says the paper of it; which one it used here it does not say.
 DAMPING = 0.1

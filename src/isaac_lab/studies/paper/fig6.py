@@ -12,18 +12,19 @@ from statistics import fmean, stdev
 from typing import Any
 
 from isaac_lab import times
-from isaac_lab.record import Record, StoreError
+from isaac_lab.record import Record
+from isaac_lab.records import StoreError
 from isaac_lab.stats import against, sample
 from isaac_lab.studies.calls import calling, trainer
 from isaac_lab.studies.paper.folder import View
-from isaac_lab.studies.paper.images import BUDGETS, CHANCE, LARGER, METHODS, SETTINGS, Budget, Cell, arms
+from isaac_lab.studies.paper.images import BUDGETS, CHANCE, LARGER, Budget, Cell, arms
+from isaac_lab.studies.paper.images import METHODS as METHODS
+from isaac_lab.studies.paper.images import SETTINGS as SETTINGS
 from isaac_lab.studies.paper.recipe import Experiment
 from isaac_lab.study import Arm, Result, resolve, settle
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
 from isaac_lab.workloads import resnet
-
-__all__ = ["BUDGETS", "EXPERIMENT", "METHODS", "SETTINGS", "Cell", "cells", "shown_cell", "summary", "times_of"]
 
 MODES = ("eager", "captured")
 #: Of the steps that are timed. Small, so that thousands of them on a few batches leave the activations about as they were.
@@ -93,17 +94,9 @@ def _time_steps(view: View, mode: str) -> None:
     if mode in store.times():
         return
     view.means.say(f"fig6: the time of a step, {mode}")
-    fixed = {"learning_rate": TIMED_RATE, "weight_decay": SETTINGS["a"].weight_decay}
-    trials = {
-        name: Trial(
-            resnet.NAME,
-            "momentum" if name == "none" else "momentum+isaac",
-            (*method.settings, *fixed.items(), *(() if name == "none" else (("damping", TIMED_DAMPING),))),
-            schedule="cosine",
-            small=budget.small,
-        )
-        for name, method in METHODS.items()
-    }
+    base = Trial(resnet.NAME, "momentum", schedule="cosine", small=budget.small)
+    base = base.having(learning_rate=TIMED_RATE, weight_decay=SETTINGS["a"].weight_decay)
+    trials = {name: method.on(base, TIMED_DAMPING) for name, method in METHODS.items()}
     options = {"device": call.device, "captured": mode == "captured", "rounds": budget.rounds, "folder": call.folder}
     store.add_times(mode, {**times.measure(trials, **options), "command": call.command})  # type: ignore[arg-type]
 
@@ -142,7 +135,6 @@ def summary(view: View) -> dict[str, Any]:
         for name in methods
     ]
     return {
-        "kind": "fig6",
         "title": f"{_title(newest.about['data'])}: test accuracy",
         "scale": view.scale.name,
         "command": calls[-1]["command"],
@@ -150,10 +142,6 @@ def summary(view: View) -> dict[str, Any]:
         **{key: newest.about[key] for key in ("commit", "versions", "machine")},
         "model": "ResNet-18" + (f" of width {resnet.SMALL_WIDTH}" if budget.small else ""),
         "data": newest.about["data"],
-        "checksum": newest.about["checksum"],
-        "arithmetic": newest.about["arithmetic"],
-        "epochs": budget.epochs,
-        "batch": resnet.SMALL_BATCH if budget.small else resnet.ResNet.batch,
         "quantity_title": "Test accuracy",
         "panels": [
             {
@@ -166,22 +154,10 @@ def summary(view: View) -> dict[str, Any]:
         ],
         "columns": columns,
         "rows": rows,
-        "trials": [
-            {"setting": setting, "method": name, quantity: value}
-            | {
-                "learning_rate": trial.learning_rate,
-                "damping": trial.get("damping", 0.0),
-                "seed": trial.seed,
-                "steps": trial.steps,
-            }
-            for (setting, name), cell in known.items()
-            for quantity, ended in (
-                ("train_loss", cell.tried if SETTINGS[setting].tuned_as == setting else {}),
-                ("test_error", cell.compared),
-            )
-            for trial, value in ended.items()
-        ],
-        "times": {mode: _summary_times(record) for mode, record in times_of(view).items()},
+        "times": {
+            mode: {"methods": {own["name"]: own for own in record["methods"]}, "machine": record["machine"]}
+            for mode, record in times_of(view).items()
+        },
         "notes": [*_notes(view, known, methods), *(against(rows, columns) if methods[:1] == ["none"] else [])],
     }
 
@@ -213,17 +189,6 @@ def times_of(view: View) -> dict[str, dict[str, Any]]:
     """By mode, the record of the times of steps."""
     known = view.store.times()
     return {mode: known[mode] for mode in MODES if mode in known}
-
-
-def _summary_times(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "methods": {
-            method["name"]: {"seconds_per_step": method["seconds_per_step"]["median"], "ratio": method["ratio"]}
-            for method in record["methods"]
-        },
-        "left_out": record["left_out"],
-        **{key: record[key] for key in ("time", "commit", "machine", "arithmetic")},
-    }
 
 
 def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[str]) -> list[str]:

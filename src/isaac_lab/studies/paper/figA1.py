@@ -3,8 +3,6 @@
 from isaac_lab.studies.paper import fig2
 from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, autoencoder, tuned
 
-__all__ = ["BATCH", "DAMPING", "EXPERIMENT", "panels"]
-
 ID = "figA1"
 #: Ten times the paper's.
 BATCH = 600

@@ -3,9 +3,6 @@
 from isaac_lab.studies.paper import fig5
 from isaac_lab.studies.paper.recipe import Experiment
 
-__all__ = ["EXPERIMENT"]
-
-
 EXPERIMENT = Experiment(
     "figA2",
     "Figure A2",

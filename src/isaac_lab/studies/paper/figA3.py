@@ -3,8 +3,6 @@
 from isaac_lab.studies.paper import fig1
 from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale
 
-__all__ = ["EXPERIMENT", "panels"]
-
 ID = "figA3"
 
 

@@ -2,49 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean
 from types import MappingProxyType
 
 from isaac_lab.record import Record
+from isaac_lab.studies.paper.recipe import Method
 from isaac_lab.study import Arm, Search
 from isaac_lab.trial import Trial
 
-__all__ = [
-    "COLUMNS",
-    "METHODS",
-    "PAPER",
-    "PAPER_RUNS",
-    "PLANS",
-    "STAGES",
-    "TASKS",
-    "TUNING_SEED",
-    "Method",
-    "Plan",
-    "Run",
-    "Task",
-    "arms",
-    "ended",
-    "grid",
-    "score",
-]
-
 #: Of the grid; those that the table shows follow it.
 TUNING_SEED = 0
-
-
-@dataclass(frozen=True)
-class Method:
-    """A row of the table: its label, and how the mean of a sentence's tokens is a row, if it is."""
-
-    label: str
-    settings: tuple[tuple[str, str], ...] = ()
-
-
+#: The rows of the table; with "reduce" the mean of a sentence's tokens is a row.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
-        "gradient": Method("∇"),
+        "gradient": Method("∇", plain=True),
         "expand": Method("ζ*"),
         "reduce": Method("ζ* reduce", (("sharing", "reduce"),)),
     }
@@ -174,18 +147,9 @@ class Run:
 
     def trial(self, task: Task, method: str, rate: float, damping: float, seed: int) -> Trial:
         """A full training run."""
-        own = (("learning_rate", rate), *METHODS[method].settings, *((("damping", damping),) if damping else ()))
-        return Trial(
-            task.name,
-            task.optimizer if method == "gradient" else f"{task.optimizer}+isaac",
-            own,
-            (("model", self.model),),
-            schedule="linear",
-            steps=self.steps[task.name],
-            points=self.plan.epochs,
-            seed=seed,
-            small=self.scale == "smoke",
-        )
+        base = Trial(task.name, task.optimizer, schedule="linear", steps=self.steps[task.name], points=self.plan.epochs)
+        base = replace(base, seed=seed, small=self.scale == "smoke").varied(model=self.model)
+        return METHODS[method].on(base, damping, learning_rate=rate)
 
 
 def grid(run: Run, task: Task, method: str) -> list[Trial]:

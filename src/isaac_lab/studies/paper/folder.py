@@ -17,8 +17,6 @@ from isaac_lab.studies.paper import recipe
 from isaac_lab.studies.paper.recipe import Experiment, Outcome, Panel, Scale
 from isaac_lab.times import seconds
 
-__all__ = ["View", "panels", "view"]
-
 
 @dataclass(frozen=True)
 class View:

@@ -7,8 +7,6 @@ from statistics import fmean
 from isaac_lab.record import Record
 from isaac_lab.studies.paper.recipe import Outcome
 
-__all__ = ["accuracies", "losses"]
-
 
 def losses(outcome: Outcome) -> dict[tuple[float, float], float]:
     """Final training loss by (λ_a, λ_g), the geometric mean over seeds; NaN where a seed diverged."""

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from types import MappingProxyType
 
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.record import Record
+from isaac_lab.studies.paper.recipe import Method
 from isaac_lab.study import Arm, Search, lowest
 from isaac_lab.trial import Trial
 from isaac_lab.workloads import resnet
-
-__all__ = ["BUDGETS", "CHANCE", "LARGER", "METHODS", "SETTINGS", "Budget", "Cell", "arms", "conditioning_of"]
 
 #: Of a network that says nothing: what a run that diverged counts as.
 CHANCE = 0.1
@@ -19,18 +19,10 @@ CHANCE = 0.1
 LARGER = (1, 3, 10)
 
 
-@dataclass(frozen=True)
-class Method:
-    """A way to condition: its name in tables."""
-
-    label: str
-    settings: tuple[tuple[str, str | int], ...] = ()
-
-
 #: By conditioning; the paper has the first two.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
-        "none": Method("∇"),
+        "none": Method("∇", plain=True),
         "last": Method("ζ*, last layer", (("layers", "last"),)),
         "reduce": Method("ζ*, all layers, reduce", (("sharing", "reduce"),)),
         "max_rows": Method("ζ*, all layers, 256 rows", (("max_rows", 256),)),
@@ -95,14 +87,12 @@ class Budget:
 
     def candidates(self, setting: str, conditioning: str) -> tuple[Trial, ...]:
         """The short trials of a method in the setting whose short trials decide, the largest learning rates first."""
-        own = SETTINGS[SETTINGS[setting].tuned_as]
-        base = self._trial(own, conditioning, self.trial_epochs)
+        own, method = SETTINGS[SETTINGS[setting].tuned_as], METHODS[conditioning]
         # What a trial is like on the way decides nothing.
-        base = replace(base, points=1)
-        if conditioning == "none":
-            return tuple(base.having(learning_rate=rate) for rate in self.plain_rates[own.optimizer])
-        pairs = [(rate, damping) for rate in self.rates[own.optimizer] for damping in self.dampings]
-        return tuple(base.having(learning_rate=rate, damping=damping) for rate, damping in pairs)
+        base = replace(self._trial(own, self.trial_epochs), points=1)
+        rates = self.plain_rates if method.plain else self.rates
+        pairs = product(rates[own.optimizer], (None,) if method.plain else self.dampings)
+        return tuple(method.on(base, damping, learning_rate=rate) for rate, damping in pairs)
 
     def compared(self, setting: str, first: Trial) -> tuple[Trial, ...]:
         """The first run with the rate and the damping of the best short trial, and with larger rates."""
@@ -111,21 +101,15 @@ class Budget:
 
     def runs(self, setting: str, chosen: Trial, seeds: int) -> tuple[Trial, ...]:
         """What the figure shows of a method: the rate and the damping of the trial that was chosen, from other seeds."""
-        base = self._trial(SETTINGS[setting], conditioning_of(chosen), self.epochs)
-        base = base.having(learning_rate=chosen.learning_rate, damping=chosen.get("damping"))
-        return tuple(replace(base, seed=number) for number in range(1, seeds + 1))
+        base = self._trial(SETTINGS[setting], self.epochs)
+        own = METHODS[conditioning_of(chosen)].on(base, chosen.get("damping"), learning_rate=chosen.learning_rate)
+        return tuple(replace(own, seed=number) for number in range(1, seeds + 1))
 
-    def _trial(self, setting: Setting, conditioning: str, epochs: int) -> Trial:
-        decay = (("weight_decay", setting.weight_decay),) if setting.weight_decay else ()
-        return Trial(
-            resnet.NAME,
-            setting.optimizer if conditioning == "none" else f"{setting.optimizer}+isaac",
-            (*METHODS[conditioning].settings, *decay),
-            schedule="cosine",
-            steps=epochs * self.steps,
-            points=epochs,
-            small=self.small,
+    def _trial(self, setting: Setting, epochs: int) -> Trial:
+        base = Trial(
+            resnet.NAME, setting.optimizer, schedule="cosine", steps=epochs * self.steps, points=epochs, small=self.small
         )
+        return base.having(weight_decay=setting.weight_decay or None)
 
 
 _RATES = MappingProxyType({"momentum": (0.3, 0.1, 0.03), "sgd": (1.0, 0.3, 0.1)})

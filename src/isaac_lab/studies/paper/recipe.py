@@ -19,28 +19,6 @@ from isaac_lab.trial import Trial, TrialError, Value, parse
 if TYPE_CHECKING:
     from isaac_lab.studies.paper.folder import View
 
-__all__ = [
-    "DECADES",
-    "LARGER_RATES",
-    "RATES",
-    "SCALES",
-    "Experiment",
-    "Group",
-    "Outcome",
-    "Panel",
-    "Scale",
-    "arms",
-    "autoencoder",
-    "classifier",
-    "final_loss",
-    "grid",
-    "outcome",
-    "over_seeds",
-    "selected",
-    "trials",
-    "tuned",
-]
-
 #: The paper's learning rates (appendix B), largest first.
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 #: Tried beside them for auto-encoders: their loss is a mean over 784 pixels, whose gradients are so small that without these
@@ -106,6 +84,22 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         "paper": Scale("paper", 40, 2, DECADES, DECADES[::2]),
     }
 )
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to condition: its name in tables, its settings, and whether it is none."""
+
+    label: str
+    settings: tuple[tuple[str, str | int], ...] = ()
+    plain: bool = False
+
+    def on(self, base: Trial, damping: float | None, **settings: Value | None) -> Trial:
+        """A run of the plain gradient, conditioned this way; the gradient has no damping."""
+        if self.plain:
+            return base.having(**settings)
+        own = replace(base, method=f"{base.method}+isaac")
+        return own.having(damping=damping, **{**dict(self.settings), **settings})
 
 
 @dataclass(frozen=True)

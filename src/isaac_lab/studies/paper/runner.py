@@ -5,15 +5,15 @@ from pathlib import Path
 
 from isaac_lab import times
 from isaac_lab.bench import timing
-from isaac_lab.record import Store, StoreError
+from isaac_lab.products import threads
+from isaac_lab.record import Store
+from isaac_lab.records import StoreError
 from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.studies.paper import recipe
 from isaac_lab.studies.paper.folder import View, view
 from isaac_lab.studies.paper.recipe import SCALES, Experiment, Panel, Scale
 from isaac_lab.study import settle
 from isaac_lab.trial import Trial, TrialError
-
-__all__ = ["NothingToDrawError", "Request", "UnknownPanelError", "chosen", "known", "run"]
 
 
 class NothingToDrawError(Exception):
@@ -67,7 +67,7 @@ def run(experiment: Experiment, request: Request) -> View:
     for home in dict.fromkeys([*(panel.home for panel in panels), experiment.id]):
         _check(Store(request.out / home / scale.name), request, matters=bool(panels))
     # Matrices this small gain nothing from more threads than one.
-    with times.threads(int(scale.small)):
+    with threads(int(scale.small)):
         for panel in panels:
             _run_panel(panel, scale, request)
     found = known(experiment, request)
@@ -112,7 +112,7 @@ def _run_panel(panel: Panel, scale: Scale, request: Request) -> None:
             settle(arms, store, trainer(store, means, trained, f"{panel.home} {panel.name} ({panel.title})"))
         if panel.clocked and f"steps-{panel.name}" not in store.times():
             means.say(f"{panel.home} {panel.name}: the time of a step on one CPU thread")
-            with times.threads(1):
+            with threads(1):
                 record = times.measure(_clocked(panel), rounds=scale.rounds, turn=timing.TURN, folder=means.call.folder)
             store.add_times(f"steps-{panel.name}", record)
 

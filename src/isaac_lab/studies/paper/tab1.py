@@ -19,7 +19,9 @@ from typing import Any
 
 from isaac_lab import times
 from isaac_lab.data import text
-from isaac_lab.record import Store, StoreError
+from isaac_lab.products import threads
+from isaac_lab.record import Store
+from isaac_lab.records import StoreError
 from isaac_lab.stats import against, sample
 from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.studies.paper import finetuning
@@ -41,15 +43,13 @@ from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Experiment
 from isaac_lab.study import Result, resolve, settle
 from isaac_lab.trial import Trial
-from isaac_lab.workloads import glue
-
-__all__ = ["EXPERIMENT", "summary"]
+from isaac_lab.workloads import encoders, glue
 
 
 def measure(view: View) -> None:
     """Time the steps, then train what is due."""
     # Two threads would wait for each other longer than they compute on toy tasks.
-    with _encoder(view) as encoder, times.threads(int(view.scale.small)):
+    with _encoder(view) as encoder, threads(int(view.scale.small)):
         run, store = _run(view, encoder), view.store
         known = store.about
         for name, value in (("model", run.model), ("weights", run.weights), ("steps", dict(run.steps))):
@@ -83,32 +83,32 @@ def _means(view: View, run: Run) -> Means:
 
 
 @contextlib.contextmanager
-def _encoder(view: View) -> Iterator[glue.Encoder]:
+def _encoder(view: View) -> Iterator[encoders.Encoder]:
     """The encoder of this scale; processes that are started in the block find it too."""
     if view.scale.small:
         if view.means.model:
-            view.means.say(f"--model is not used at smoke scale, which trains a {glue.TINY} on toy tasks.")
-        yield glue.tiny()
+            view.means.say(f"--model is not used at smoke scale, which trains a {encoders.TINY} on toy tasks.")
+        yield encoders.tiny()
         return
-    before = os.environ.get(glue.ENCODER)
+    before = os.environ.get(encoders.ENCODER)
     source = view.means.model or before
     if not source:
-        raise glue.EncoderError(
+        raise encoders.EncoderError(
             f"Table 1 at scale {view.scale.name} needs a pre-trained encoder: name a folder of one, or its name on the Hugging "
-            f"Face hub, with --model or {glue.ENCODER}"
+            f"Face hub, with --model or {encoders.ENCODER}"
         )
-    found = glue.encoder(source)
-    os.environ[glue.ENCODER] = source
+    found = encoders.encoder(source)
+    os.environ[encoders.ENCODER] = source
     try:
         yield found
     finally:
         if before is None:
-            del os.environ[glue.ENCODER]
+            del os.environ[encoders.ENCODER]
         else:
-            os.environ[glue.ENCODER] = before
+            os.environ[encoders.ENCODER] = before
 
 
-def _run(view: View, encoder: glue.Encoder) -> Run:
+def _run(view: View, encoder: encoders.Encoder) -> Run:
     plan, small = finetuning.PLANS[view.scale.name], view.scale.small
     batch = glue.Glue.batch
     examples = {
@@ -137,16 +137,8 @@ def _time(view: View, run: Run, store: Store) -> None:
         if mode in known:
             continue
         view.means.say(f"Time of a step, {mode}, {name}")
-        trials = {
-            method: Trial(
-                name,
-                "adam" if method == "gradient" else "adam+isaac",
-                (("learning_rate", 1e-5), *own.settings, *(() if method == "gradient" else (("damping", 1.0),))),
-                (("model", run.model),),
-                small=view.scale.small,
-            )
-            for method, own in METHODS.items()
-        }
+        base = Trial(name, "adam", (("learning_rate", 1e-5),), (("model", run.model),), small=view.scale.small)
+        trials = {method: own.on(base, 1.0) for method, own in METHODS.items()}
         record = times.measure(
             trials, device=call.device, captured=mode == "captured", rounds=run.plan.rounds, folder=call.folder
         )
@@ -196,7 +188,6 @@ def summary(view: View) -> dict[str, Any]:
     timed = store.times()
     ratios: dict[str, Any] = {mode: _ratios(timed[mode]) for mode in ("eager", "captured") if mode in timed}
     return {
-        "kind": "tab1",
         "title": f"Table 1: {run.model} fine-tuned on {what}",
         "scale": run.scale,
         **{name: call[name] for name in ("command", "time", "commit", "versions", "machine")},
@@ -248,15 +239,10 @@ def _tried(run: Run, found: Mapping[tuple[str, str], Result]) -> list[dict[str, 
     for task in TASKS:
         for method in task.methods:
             tried = found[task.title, method].tried[0]
-            settings = [_reached(trial, -value) for trial, value in tried.items()]
+            settings = [{"score": None if value == math.inf else -value} for value in tried.values()]
             of = {"task": task.title, "optimizer": task.optimizer, "method": method}
             result.append({**of, "settings": settings, "missing": len(grid(run, task, method)) - len(settings)})
     return result
-
-
-def _reached(trial: Trial, value: float) -> dict[str, Any]:
-    kept = {"learning_rate": trial.learning_rate, "damping": trial.get("damping", 0.0)}
-    return kept | {"status": "diverged" if value == -math.inf else "finished", "score": None if value == -math.inf else value}
 
 
 def _spent(store: Store) -> str:
@@ -305,7 +291,7 @@ def _notes(run: Run, device: str, ratios: Mapping[str, Any], spent: str) -> list
         )
         batches = "padded as in training" if mode == "eager" else "without padding, the step as one CUDA graph"
         notes.append(f"Time of a step over that of ∇ with Adam, {mode} ({timed['workload']}, {batches}; quartiles): {shown}.")
-    if run.model == glue.TINY:
+    if run.model == encoders.TINY:
         return ["A smoke test: random weights and generated sentences say nothing about ζ*.", *notes]
     other = "The paper's rows are of BERT-Base and BERT-Mini: compare the difference between the methods, not the scores."
     return [f"The encoder is {run.model}. {other}", *notes]

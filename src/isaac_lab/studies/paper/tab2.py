@@ -7,8 +7,6 @@ from isaac_lab.records import read, write
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Experiment
 
-__all__ = ["EXPERIMENT", "records"]
-
 #: What is measured where there are no records: one small model for a smoke test, those of `make bench` for a look.
 MODELS = {"smoke": ("100",), "quick": ("100", "400", "autoencoder"), "paper": runs.Plan.models}
 

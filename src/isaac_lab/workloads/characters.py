@@ -1,8 +1,9 @@
-"""A small language model: a GPT that predicts the next character of Shakespeare's plays."""
+"""Language models that predict the next character of Shakespeare's plays: GPTs, and the LSTMs of torch-rnn."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +13,13 @@ from isaac_lab import noise
 from isaac_lab.data import shakespeare
 from isaac_lab.workload import Workload, registered, seeded
 
-__all__ = ["GPT", "Characters"]
-
 #: Share of the text to train on; the rest, its end, is for validation.
 TRAINED = 0.9
 #: Characters of the small form.
 EXCERPT = 100_000
 #: Windows that a loss is measured on at once, and at most; all of the validation text is less.
 AT_ONCE, MOST_MEASURED = 128, 1_000
-#: The same of the small form.
+#: The same of the small form of `char-gpt`.
 FEW_MEASURED = 64
 #: Standard deviation of the initial weights.
 SPREAD = 0.02
@@ -82,8 +81,31 @@ class _Block(nn.Module):
         return x + F.dropout(added, dropout, self.training)
 
 
+class CharacterLSTM(nn.Module):
+    """Embedding, LSTMs, and a linear layer; each window begins with a state of zeros.
+
+    Args:
+        characters: Size of the alphabet.
+        embedded: Features of a character.
+        width: Units of each LSTM.
+        layers: LSTMs, one after the other.
+    """
+
+    def __init__(self, characters: int, *, embedded: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(characters, embedded)
+        self.lstm = nn.LSTM(embedded, width, layers, batch_first=True)
+        self.head = nn.Linear(width, characters)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Logits of the character that follows each."""
+        hidden, _ = self.lstm(self.characters(text))
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
 class Characters(Workload):
-    """Cross-entropy of the next character.
+    """Cross-entropy of the next character, by a GPT.
 
     Args:
         text: First the part to train on, then that for validation.
@@ -95,7 +117,7 @@ class Characters(Workload):
     """
 
     quantity = "test_loss"
-    metrics: ClassVar[Mapping[str, str]] = {"test_accuracy": "Test accuracy"}
+    metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
     last = "head"
 
     def __init__(self, text: str, device: str, *, batch: int, measured: int, split: str = "test", **shape: Any) -> None:
@@ -161,19 +183,35 @@ class Characters(Workload):
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
+class Recurrent(Characters):
+    """The same by LSTMs."""
+
+    def model(self, seed: int) -> nn.Module:
+        """The LSTMs, with torch's own initial weights."""
+        shape = {name: size for name, size in self._shape.items() if name != "context"}
+        return seeded(lambda: CharacterLSTM(len(self.alphabet), **shape), seed).to(self._device)
+
+    def hidden(self, model: nn.Module) -> list[Tensor]:
+        """The matrices of the LSTMs."""
+        return [parameter for name, parameter in model.named_parameters() if name.startswith("lstm.weight")]
+
+
+def _made(kind: type[Characters], title: str, small: bool, device: str, shape: Mapping[str, Any], **options: Any) -> Workload:
+    """On all of the text, or on its beginning."""
+    made = kind(shakespeare.load()[: EXCERPT if small else None], device, **shape, **options)
+    made.data, made.checksum = "Shakespeare, first 100,000 characters" if small else "Shakespeare", shakespeare.FILE.md5
+    made.title = f"{title}, Shakespeare"
+    return made
+
+
 @registered("char-gpt")
 def char_gpt(small: bool, device: str, folder: Path | None) -> Workload:
-    """4 layers × 256 on all of the text, or 2 × 64 on its beginning."""
-    text = shakespeare.load()
+    """4 layers × 256, or 2 × 64."""
     if small:
-        shape: dict[str, Any] = {"layers": 2, "width": 64, "heads": 4, "context": 32}
-        made = Characters(text[:EXCERPT], device, batch=8, measured=FEW_MEASURED, **shape)
-    else:
-        shape = {"layers": 4, "width": 256, "heads": 4, "context": 128}
-        made = Characters(text, device, batch=32, measured=MOST_MEASURED, **shape)
-    made.data, made.checksum = "Shakespeare, first 100,000 characters" if small else "Shakespeare", shakespeare.FILE.md5
-    made.title = f"Character GPT {'2 × 64' if small else '4 × 256'}, Shakespeare"
-    return made
+        few = {"layers": 2, "width": 64, "heads": 4, "context": 32, "batch": 8}
+        return _made(Characters, "Character GPT 2 × 64", small, device, few, measured=FEW_MEASURED)
+    shape = {"layers": 4, "width": 256, "heads": 4, "context": 128, "batch": 32}
+    return _made(Characters, "Character GPT 4 × 256", small, device, shape, measured=MOST_MEASURED)
 
 
 @registered("nano-gpt", "batch", "context", "depth", "width", "tested", "split")
@@ -182,8 +220,14 @@ def nano_gpt(small: bool, device: str, folder: Path | None, *, tested: int = 0, 
     shape: dict[str, Any] = {"layers": 6, "width": 384, "heads": 6, "context": 256, "batch": 64}
     shape = ({"layers": 2, "width": 48, "heads": 6, "context": 32, "batch": 8} if small else shape) | variant
     shape |= {"layers": depth} if depth else {}
-    text = shakespeare.load()[: EXCERPT if small else None]
-    made = Characters(text, device, measured=tested or MOST_MEASURED, dropout=0.2, tied=True, **shape)
-    made.data, made.checksum = "Shakespeare, first 100,000 characters" if small else "Shakespeare", shakespeare.FILE.md5
-    made.title = f"Character GPT {shape['layers']} × {shape['width']} of nanoGPT, Shakespeare"
-    return made
+    title = f"Character GPT {shape['layers']} × {shape['width']} of nanoGPT"
+    return _made(Characters, title, small, device, shape, measured=tested or MOST_MEASURED, dropout=0.2, tied=True)
+
+
+@registered("char-lstm", "batch", "context", "width", "tested", "split")
+def char_lstm(small: bool, device: str, folder: Path | None, *, tested: int = 0, **variant: Any) -> Workload:
+    """Two LSTMs of 128 units, or of 16."""
+    shape: dict[str, Any] = {"embedded": 64, "width": 128, "layers": 2, "context": 50, "batch": 50}
+    shape = ({"embedded": 8, "width": 16, "layers": 2, "context": 20, "batch": 8} if small else shape) | variant
+    title = f"LSTM 2 × {shape['width']} of torch-rnn"
+    return _made(Recurrent, title, small, device, shape, measured=tested or MOST_MEASURED)

@@ -1,0 +1,117 @@
+"""What a setting of ζ* adds to a step, in all: time, bytes sent, memory; and the first settings that stay below a limit."""
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from isaac_lab.scaling.compute import operations, plain_flops, plain_seconds
+from isaac_lab.scaling.sizes import Machine, Setting, Shape, Workload
+from isaac_lab.scaling.storage import peak_extra, plain_bytes_moved, plain_memory, summed_bytes
+
+#: The overhead that one would not notice.
+LIMIT = 0.02
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What ζ* adds to a step, averaged over steps; shares of the plain step's.
+
+    Args:
+        flops: Floating-point operations, whatever their precision.
+        compute: Seconds of arithmetic and memory traffic.
+        exposed: Seconds of communication, none of it hidden.
+        moved: Bytes that a GPU sends.
+        memory: Peak bytes on a GPU.
+        extra_bytes: The same in bytes.
+        fits: Whether the plain step and ζ* fit into the GPU.
+        plain_fits: Whether the plain step does.
+        seconds: By term.
+    """
+
+    flops: float
+    compute: float
+    exposed: float
+    moved: float
+    memory: float
+    extra_bytes: float
+    fits: bool
+    plain_fits: bool
+    seconds: dict[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def time(self) -> float:
+        """Share of the plain step's time."""
+        return self.compute + self.exposed
+
+
+def overhead(shape: Shape, work: Workload, setting: Setting, machine: Machine) -> Overhead:
+    """What a setting costs."""
+    seconds: dict[str, float] = {}
+    flops = 0.0
+    for op in operations(shape, work, setting, machine):
+        seconds[op.term] = seconds.get(op.term, 0.0) + op.seconds(machine, tf32=setting.tf32)
+        flops += 0 if op.replaces else op.flops
+    reduced, gathered, collectives = summed_bytes(shape, work, setting, machine)
+    moved = (2 * reduced + gathered) * (work.gpus - 1) / work.gpus
+    exposed = moved / machine.link_rate(work.gpus) + collectives * machine.collective
+    plain = plain_seconds(shape, work, machine)
+    before, extra = sum(plain_memory(shape, work)), peak_extra(shape, work, setting, machine)
+    return Overhead(
+        flops=flops / plain_flops(shape, work),
+        compute=sum(seconds.values()) / plain,
+        exposed=exposed / plain,
+        moved=moved / max(plain_bytes_moved(shape, work, machine), 1),
+        memory=extra / before,
+        extra_bytes=extra,
+        fits=before + extra <= machine.memory,
+        plain_fits=before <= machine.memory,
+        seconds={**seconds, "communication": exposed},
+    )
+
+
+#: What `attach` does by itself.
+AUTOMATIC = Setting(max_rows=64, automatic=True)
+ROWS = (None, 4096, 1024, 256, 64, 16)
+REFRESHES = (1, 5, 10, 20, 50, 100, 200, 500)
+EXCLUDED: tuple[tuple[str, ...], ...] = ((), ("down",), ("down", "head"))
+
+
+@functools.cache
+def candidates(shape: Shape) -> tuple[Setting, ...]:
+    """Settings of the library to choose from, the one that conditions most first: more weights, fresher, more rows."""
+    found = []
+    for exclude in EXCLUDED:
+        common: dict[str, Any] = {"exclude": exclude, "tf32": True}
+        found += [Setting(max_rows=rows, automatic=rows == AUTOMATIC.max_rows, **common) for rows in ROWS]
+        found.append(Setting(sharing="reduce", **common))
+        found += [
+            Setting(when="step", max_rows=rows, refresh=refresh, decay=decay, **common)
+            for rows in ROWS
+            for refresh in REFRESHES
+            for decay in (0.9, 0.0)
+        ]
+    weights = {exclude: _weights(shape, exclude) for exclude in EXCLUDED}
+    order = sorted(found, key=lambda one: (-weights[one.exclude], one.refresh, not one.decay, -(one.max_rows or 1e9)))
+    return tuple(order)
+
+
+def _weights(shape: Shape, exclude: tuple[str, ...]) -> int:
+    return sum(layer.copies * layer.inputs * layer.outputs for layer in shape.layers if layer.name not in exclude)
+
+
+def best(shape: Shape, work: Workload, machine: Machine, *, limit: float = LIMIT) -> tuple[Setting | None, Setting | None]:
+    """The first candidate below the limit in time, bytes sent and memory, else in the first two; and the fastest that fits."""
+    reached, fastest, least = None, None, math.inf
+    free = machine.memory - sum(plain_memory(shape, work))
+    for setting in candidates(shape):
+        if peak_extra(shape, work, setting, machine) > free:
+            continue
+        cost = overhead(shape, work, setting, machine)
+        if max(cost.time, cost.moved) < limit:
+            if cost.memory < limit:
+                return setting, setting
+            reached = reached or setting
+        if cost.time < least:
+            fastest, least = setting, cost.time
+    return reached, fastest

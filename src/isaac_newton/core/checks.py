@@ -1,0 +1,33 @@
+"""Values of options that cannot be meant are refused, with what they are and what they may be."""
+
+from typing import get_args
+
+__all__ = ["check_choice", "check_count", "check_flag", "check_share"]
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Refuse a value that is not one of a `Literal`'s."""
+    allowed = get_args(choices)
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_count(name: str, value: object, least: int = 1) -> int:
+    """Refuse what is not a whole number of at least so much."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+    return value
+
+
+def check_share(name: str, value: object, *, below_one: bool = False) -> None:
+    """Refuse what is no number between 0 and 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (0 <= value < 1 if below_one else 0 <= value <= 1):
+        raise ValueError(f"{name} must be at least 0 and {'below' if below_one else 'at most'} 1, got {value}")
