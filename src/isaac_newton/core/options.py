@@ -15,6 +15,7 @@ from isaac_newton import torch_private
 from isaac_newton.core.checks import check_choice, check_count, check_flag, check_share
 from isaac_newton.core.clock import Clock
 from isaac_newton.core.distributed import Ranks
+from isaac_newton.kernels.permutation import draw_seed
 from isaac_newton.math.damping import Damping, RelativeTo, check, number, relative_to
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ __all__ = [
     "Run",
     "Sharing",
     "When",
-    "draw_seed",
     "is_kfac",
 ]
 
@@ -228,7 +228,8 @@ class Run:
     _lent: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._enroll()
+        LIVE.add(self)
+        self.number = next(_NUMBERS)
         self.set_damping(self.damping)
         if not is_kfac(self.output_damping):
             self.output_damping = check(self.output_damping, "output_damping")
@@ -241,16 +242,13 @@ class Run:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._enroll()
+        LIVE.add(self)
+        self.number = next(_NUMBERS)
 
     def set_damping(self, damping: Damping) -> None:
         """From now on this one. Compiled code asks what it is relative to, and must not keep the number."""
         self.damping = check(damping)
         self.relative = relative_to(self.damping)
-
-    def _enroll(self) -> None:
-        self.number = next(_NUMBERS)
-        LIVE.add(self)
 
     @property
     def conditions_outputs(self) -> bool:
@@ -399,11 +397,6 @@ class Run:
 #: All that exist: `capture` finds those that a training step uses by the backward passes they count.
 LIVE: "weakref.WeakSet[Run]" = weakref.WeakSet()
 _NUMBERS = itertools.count()
-
-
-def draw_seed(backward_passes: int) -> int:
-    """The seed of the rows that are drawn in a backward pass."""
-    return (torch.initial_seed() + 0x9E3779B97F4A7C15 * backward_passes) % 2**63
 
 
 def is_kfac(value: object) -> bool:
