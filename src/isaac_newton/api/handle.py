@@ -103,7 +103,7 @@ class Handle:
 
     @damping.setter
     def damping(self, value: Damping) -> None:
-        self._run.damping = check(value)
+        self._run.set_damping(value)
 
     @property
     def mask(self) -> Tensor | None:

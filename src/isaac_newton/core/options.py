@@ -220,14 +220,9 @@ class Run:
     _strange: bool = field(default=False, repr=False)
     _lent: bool = field(default=False, repr=False)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-        if name == "damping":
-            self.relative = relative_to(self.damping)
-
     def __post_init__(self) -> None:
         self._enroll()
-        self.damping = check(self.damping)
+        self.set_damping(self.damping)
         if not is_kfac(self.output_damping):
             self.output_damping = check(self.output_damping, "output_damping")
         self.options.check_outputs(self.output_damping)
@@ -240,6 +235,11 @@ class Run:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._enroll()
+
+    def set_damping(self, damping: Damping) -> None:
+        """From now on this one. Compiled code asks what it is relative to, and must not keep the number."""
+        self.damping = check(damping)
+        self.relative = relative_to(self.damping)
 
     def _enroll(self) -> None:
         self.number = next(_NUMBERS)

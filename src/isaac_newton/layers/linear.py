@@ -10,7 +10,7 @@ from isaac_newton.core.layer import ConditionedLayer, is_exported
 from isaac_newton.core.operations import LINEAR
 from isaac_newton.core.options import Run
 from isaac_newton.layers.registry import register
-from isaac_newton.math.damping import Damping, check
+from isaac_newton.math.damping import Damping
 
 __all__ = ["Linear"]
 
@@ -71,7 +71,7 @@ class Linear(nn.Linear):
 
     @damping.setter
     def damping(self, value: Damping) -> None:
-        self._site.run.damping = check(value)
+        self._site.run.set_damping(value)
 
     def forward(self, input: Tensor) -> Tensor:
         """What `nn.Linear` returns."""
