@@ -74,7 +74,7 @@ def operations(shape: Shape, work: Workload, setting: Setting, machine: Machine)
         elif setting.when == "backward":
             found = _few_rows(layer, work, setting, machine, leads)
         else:
-            found = _step(layer, work, setting, machine)
+            found = _step(layer, work, setting, machine, leads)
         for op in found:
             yield op.times(layer.copies)
     yield _embedding(shape, work, setting, machine)
@@ -150,9 +150,17 @@ def _gather_traffic(n: int, k: int, work: Workload, setting: Setting, machine: M
     return _cast(everything, machine) + (8 * k * n if setting.max_rows is not None else 0)
 
 
-def _step(layer: Layer, work: Workload, setting: Setting, machine: Machine) -> Iterator[Op]:
+def _step(layer: Layer, work: Workload, setting: Setting, machine: Machine, leads: bool) -> Iterator[Op]:
     """`when="step"`: rows are gathered in the backward pass, the gradient's own rows multiplied before the optimizer."""
-    n, m, wide = layer.inputs, layer.outputs / work.gpus, machine.covariance
+    if leads:
+        yield from _averaged(layer, work, setting, machine)
+    n, m = layer.inputs, layer.outputs / work.gpus
+    yield Op("application", 2 * m * n**2, "single", 16 * m * n + 4 * n**2)
+
+
+def _averaged(layer: Layer, work: Workload, setting: Setting, machine: Machine) -> Iterator[Op]:
+    """The second moment of an input, which all layers that receive it share, and its inverse."""
+    n, wide = layer.inputs, machine.covariance
     k, passes, numbers = rows_of(work, setting), work.micro_batches, layer.inputs**2
     gathers, renews = 1 / setting.gathers_every, 1 / setting.refresh
     widened = (4 + wide) * k * n if wide != 4 else 0
@@ -169,7 +177,6 @@ def _step(layer: Layer, work: Workload, setting: Setting, machine: Machine) -> I
     else:
         yield Op("factorization, inverse", renews * 9 * n**3, "eigen", renews * 100 * numbers)
         yield Op("factorization, inverse", renews * 2 * n**3, "double")
-    yield Op("application", 2 * m * numbers, "single", 16 * m * n + 4 * numbers)
 
 
 def _renewal(wide: int) -> float:

@@ -1,5 +1,7 @@
 """Bytes: what a plain step keeps and sends, and what ζ* keeps, sends and needs for a moment beside it."""
 
+from collections.abc import Sequence
+
 from isaac_lab.scaling.sizes import Layer, Machine, Setting, Shape, Workload, conditioned, rows_of
 
 
@@ -21,7 +23,12 @@ def plain_memory(shape: Shape, work: Workload) -> tuple[float, float]:
 
 def _covariances(shape: Shape, setting: Setting) -> float:
     """Numbers in all covariances; every GPU has all of them."""
-    return sum(layer.copies * layer.inputs**2 for layer in conditioned(shape, setting))
+    return sum(layer.copies * layer.inputs**2 for layer in _leaders(conditioned(shape, setting)))
+
+
+def _leaders(layers: Sequence[Layer]) -> list[Layer]:
+    """One of those that receive the same."""
+    return list({layer.source: layer for layer in layers}.values())
 
 
 def lasting_bytes(shape: Shape, setting: Setting, machine: Machine) -> float:
@@ -43,7 +50,7 @@ def summed_bytes(shape: Shape, work: Workload, setting: Setting, machine: Machin
         return 0.0, 0.0, 0.0
     layers = conditioned(shape, setting)
     if setting.when == "backward":
-        leaders = {layer.source: layer for layer in layers}.values()
+        leaders = _leaders(layers)
         rows = rows_of(work, setting) * work.gpus
         received = sum(layer.copies * (4 * rows * layer.inputs + 8 * work.gpus) for layer in leaders)
         # Three numbers in two collectives say once a pass whether all ranks have rows of the same layers, two in one whether
@@ -52,9 +59,11 @@ def summed_bytes(shape: Shape, work: Workload, setting: Setting, machine: Machin
         given = 8.0 * (shape.vocabulary + 3 + 2)
         return work.micro_batches * given, work.micro_batches * received, work.micro_batches * counts
     matrices = sum(layer.copies for layer in layers)
-    given = gathered_bytes(shape, setting, machine) + 8 * matrices + 8 * (shape.vocabulary + 1)
-    # One number every step says whether anybody has news, and two of each weight whether a gradient is there to be conditioned.
-    return given / setting.gathers_every + 8 + 16 * (matrices + 1), 0.0, 2 * (matrices + 1) / setting.gathers_every + 2
+    moments = sum(layer.copies for layer in _leaders(layers))
+    given = gathered_bytes(shape, setting, machine) + 8 * moments + 8 * (shape.vocabulary + 1)
+    # One number every step says whether anybody has news, one of each weight whose average it shares, and two whether a
+    # gradient is there to be conditioned.
+    return given / setting.gathers_every + 8 + 24 * (matrices + 1), 0.0, 2 * (moments + 1) / setting.gathers_every + 3
 
 
 def temporary_in_backward(layer: Layer, work: Workload, setting: Setting, machine: Machine) -> float:
@@ -81,7 +90,7 @@ def temporary_at_step(shape: Shape, setting: Setting, machine: Machine) -> float
     if setting.when == "backward":
         return 0.0
     most, freed = 0.0, 0.0
-    for layer in conditioned(shape, setting):
+    for layer in _leaders(conditioned(shape, setting)):
         # Six float64 matrices at once; what the layers before it had gathered is gone by then.
         most = max(most, 48 * layer.inputs**2 - freed)
         freed += machine.covariance * layer.inputs**2
