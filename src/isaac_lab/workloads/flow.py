@@ -35,6 +35,8 @@ class RealNVP(nn.Module):
         couplings: How many there are.
     """
 
+    kept: Tensor
+
     def __init__(self, width: int = 256, couplings: int = 6) -> None:
         super().__init__()
         self.scales = nn.ModuleList(nn.Sequential(_coupling(width), nn.Tanh()) for _ in range(couplings))
