@@ -33,8 +33,8 @@ AREAS = {
 INTRODUCTION = """\
 # Compatibility
 
-{verdict} A promise holds when every test behind it passes. "Skipped" means that something the test
-needs was not there. ζ* is meant unless ζ is named, and `when="backward"` unless `when="step"` is.
+{verdict} A promise holds when every test behind it passes. "Skipped" means that
+something the test needs was not there. ζ* is meant unless ζ is named, and `when="backward"` unless `when="step"` is.
 
 Nothing on this page is typed by hand: `python tests/compatibility.py` runs the tests named here and writes it, with
 {versions}.

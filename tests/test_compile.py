@@ -110,6 +110,6 @@ def test_a_captured_schedule_is_at_the_step_to_come() -> None:
         dampings.refresh()
         assert read.item() == 10.0 + step
         assert run.backward_passes == step + 1
-    run.damping = isaac.Relative(0.5)
+    run.set_damping(isaac.Relative(0.5))
     with pytest.raises(RuntimeError, match=r"between a number and isaac\.Relative"):
         dampings.refresh()

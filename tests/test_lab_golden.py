@@ -107,15 +107,13 @@ def races() -> dict[str, Any]:
     found = {}
     for folder in sorted(RACED.glob("*/*")):
         store = Store(folder)
-        summary, results = standings.summarize(store), standings.results(store.about, store)
+        summary = standings.summarize(store)
         for method in summary["methods"]:
-            result = results[method["name"]][1]
             values = {key: method[key] and method[key]["values"] for key in ("steps_to_target", "seconds_to_target", "final")}
             found[f"race/{folder.parent.name}/{folder.name}/{method['name']}"] = {
                 **{key: method[key] for key in ("settings", "n", "diverged", "reason", "edge")},
                 **values,
-                "chosen": None if result.best is None else list(result.tried[0]).index(result.best),
-                "tried": [tried["value"] for tried in method["tuning"]],
+                "tried": sorted((tried["value"] for tried in method["tuning"]), key=lambda value: (value is None, value)),
                 "seconds_per_step": method["seconds_per_step"],
             }
     return found
@@ -130,7 +128,8 @@ def as_now(name: str, own: Any) -> Any:
     if not name.startswith("race/"):
         return own
     eager, captured = own["seconds_per_step"]
-    kept = {key: value for key, value in own.items() if key != "speed_up"}
+    kept = {key: value for key, value in own.items() if key not in ("speed_up", "chosen")}
+    kept["tried"] = sorted(kept["tried"], key=lambda value: (value is None, value))
     return kept | {"seconds_per_step": eager if captured is None else captured}
 
 

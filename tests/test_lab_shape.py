@@ -69,9 +69,9 @@ def test_one_file_writes_records_and_one_trains_them() -> None:
 
 
 def test_commands_that_train_go_through_one_function() -> None:
-    """It shows progress, catches Ctrl-C and names errors; the race, which has several folders, does so beside it."""
+    """It shows progress, catches Ctrl-C and names errors."""
     folder = LAB / "commands"
     showing = {path.name for path in folder.glob("*.py") if "display(console)" in path.read_text(encoding="utf-8")}
-    assert showing == {"training.py", "race.py"}
+    assert showing == {"training.py"}
     filling = {path.name for path in (LAB / "report").glob("*.py") if "docs.fill(" in path.read_text(encoding="utf-8")}
     assert not filling

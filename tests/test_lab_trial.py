@@ -155,7 +155,8 @@ def test_a_setting_that_a_method_does_not_take_is_named() -> None:
         ("sgd", {}, True),
         ("adamw+isaac", {}, True),
         ("muon", {}, True),
-        ("soap", {}, False),
+        ("soap", {}, True),
+        ("momentum+foof", {}, False),
         ("kfac", {}, False),
         ("adamw+isaac", {"running": True}, False),
         ("momentum+isaac", {"max_rows": 256}, False),
@@ -168,5 +169,5 @@ def test_what_can_be_a_cuda_graph(name: str, settings: dict[str, Any], captured:
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert method.missing(Trial("mnist-mlp", "soap")) == "pytorch_optimizer is not installed"
+    assert method.missing(Trial("mnist-mlp", "kron")) == "pytorch_optimizer is not installed"
     assert method.missing(Trial("mnist-mlp", "adamw")) == ""

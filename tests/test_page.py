@@ -337,7 +337,7 @@ def test_every_claim_is_on_the_page(committed: str) -> None:
 def test_without_records_the_page_names_the_commands_that_make_them(tmp_path: Path) -> None:
     text = Elements(building.build(tmp_path)).text
     commands = (
-        "race --scale quick",
+        "race --scale standard",
         "reproduce fig1",
         "reproduce fig2",
         "bench table2",

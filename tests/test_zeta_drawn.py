@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import isaac_newton as isaac
-from isaac_newton.core.options import draw_seed
-from isaac_newton.kernels.permutation import permuted
+from isaac_newton.kernels.permutation import draw_seed, permuted
 from isaac_newton.math.equations import largest_eigenvalue
 from reference import assert_close
 

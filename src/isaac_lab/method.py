@@ -36,25 +36,35 @@ class Method:
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "sgd": Method("SGD", ("weight_decay",), stacks=True),
-        "momentum": Method("SGD + momentum", ("weight_decay",), stacks=True),
+        "momentum": Method("SGD + momentum", ("decays", "momentum", "weight_decay"), stacks=True),
+        "nesterov": Method("SGD + Nesterov", ("decays", "momentum", "weight_decay")),
         "adadelta": Method("Adadelta"),
         "adam": Method("Adam", ("weight_decay",), stacks=True),
         "adamw": Method("AdamW", ("beta2", "decays", "weight_decay")),
-        "muon": Method("Muon + AdamW", ("second_rate", "weight_decay")),
-        "soap": Method("SOAP", ("weight_decay",), "pytorch_optimizer", "pytorch_optimizer", captured=False),
+        "nadamw": Method("NadamW", ("beta2", "decays", "weight_decay")),
+        "schedule-free": Method("Schedule-Free", ("beta2", "decays", "weight_decay")),
+        "muon": Method("Muon + AdamW", ("decays", "second_rate", "weight_decay")),
+        "soap": Method("SOAP", ("beta2", "decays", "weight_decay")),
+        # It draws on the host when to renew its factors.
+        "kron": Method(
+            "Kron-PSGD", ("decays", "momentum", "weight_decay"), "pytorch_optimizer", "pytorch_optimizer", captured=False
+        ),
         # Its inverses read an error flag back from the device, which a CUDA graph cannot.
-        "kfac": Method("K-FAC", ("curvature", "damping", "every", "layers", "weight_decay"), captured=False),
+        "kfac": Method(
+            "K-FAC", ("curvature", "damping", "every", "layers", "momentum", "natural", "weight_decay"), captured=False
+        ),
     }
 )
 #: Settings of the loop, which every method takes: the largest norm of the gradient, what a schedule needs, and after which of
 #: the measured steps a picture of the network is kept.
 SHARED = ("learning_rate", "clip", "drop", "drops", "floor", "frames", "warm_up")
-#: What may stand after a "+", and what it takes: ζ*, or ζ where there is an output damping; and the line `isaac.attach(model)`
-#: with nothing else.
+#: What may stand after a "+", and what it takes: ζ*, or ζ where there is an output damping; the line `isaac.attach(model)` with
+#: nothing else; and FOOF.
 CONDITIONINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "isaac": ("curvature", "damping", "layers", "max_rows", "output_damping", "relative", "running", "sharing"),
         "line": (),
+        "foof": ("damping", "sharing"),
     }
 )
 
@@ -85,8 +95,8 @@ def capturable(trial: Trial) -> bool:
     """Whether the step can be a CUDA graph."""
     method, how = find(trial.method)
     # Rows are drawn on the host: a graph would keep the first draw, and cannot copy it to the device.
-    # Who adds the line to a script has an eager step.
-    return method.captured and how != "line" and not trial.get("running") and trial.get("max_rows") is None
+    # Who adds the line to a script has an eager step. What a running average does now and then, a graph would never do.
+    return method.captured and how not in ("line", "foof") and not trial.get("running") and trial.get("max_rows") is None
 
 
 def missing(trial: Trial) -> str:

@@ -31,12 +31,13 @@ class Alone:
         self._captured = device == "cuda" and method.capturable(trial)
         self.step: Callable[..., object] = self.prepared.step
         if self._captured:
-            self.step = Graphs(self.prepared.step, WARM_UP)
+            self.step = Graphs(self.prepared, WARM_UP)
             self.prepared.set_rate(trial.share(0))
             with _unseen(self.model, self.prepared.stateful, trial.seed):
                 first = next(self.batches(1))
                 for _ in range(WARM_UP + 1):
                     self.step(*first)
+            self.prepared.done = 0
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, ...]]:
         """With random numbers after them, where labels are drawn."""
@@ -52,7 +53,8 @@ class Alone:
 
     def measure(self) -> list[dict[str, float]]:
         """Of the one network."""
-        return [self._workload.evaluate(self.model)]
+        with self.prepared.measured():
+            return [self._workload.evaluate(self.model)]
 
     def freeze(self, number: int) -> None:
         """There is no other, so training has ended."""
@@ -63,7 +65,7 @@ class Alone:
         if self._device == "cuda":
             random["cuda"] = torch.cuda.get_rng_state()
         parts = [part.state_dict() for part in self.prepared.stateful]
-        return {"model": self.model.state_dict(), "parts": parts, "random": random}
+        return {"model": self.model.state_dict(), "parts": parts, "random": random, "done": self.prepared.done}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """All of it; a graph's tensors are filled, not replaced, and what only Python counts is not in it."""
@@ -74,6 +76,7 @@ class Alone:
             elif isinstance(part, torch.optim.Optimizer):
                 _fill(part, saved)
         self.prepared.forget_rate()
+        self.prepared.done = state["done"]
         torch.set_rng_state(state["random"]["cpu"])
         if self._device == "cuda":
             torch.cuda.set_rng_state(state["random"]["cuda"])
@@ -173,23 +176,28 @@ class Stacked:
 class Graphs:
     """A step that replays the CUDA graph of its batch's shape, such as sentences padded to the longest of a few.
 
-    A shape that comes seldom never gets one: its first steps run as they are.
+    A shape that comes seldom never gets one: its first steps run as they are. So do steps that do something now and then.
 
     Args:
-        step: What a training step does.
+        prepared: Whose training steps.
         warmup: Steps of a shape that run as they are.
     """
 
-    def __init__(self, step: Callable[..., Tensor], warmup: int) -> None:
-        self._step, self._warmup = step, warmup
+    def __init__(self, prepared: Prepared, warmup: int) -> None:
+        self._prepared, self._warmup = prepared, warmup
         self._steps: dict[tuple[Size, ...], Callable[..., Tensor]] = {}
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """One training step."""
-        shapes = tuple(tensor.shape for tensor in batch)
+        if self._prepared.special:
+            return self._prepared.step(*batch)
+        shapes, done = tuple(tensor.shape for tensor in batch), self._prepared.done
         if shapes not in self._steps:
-            self._steps[shapes] = isaac.capture(self._step, *batch, warmup=self._warmup)
-        return self._steps[shapes](*batch)
+            self._steps[shapes] = isaac.capture(self._prepared.step, *batch, warmup=self._warmup)
+        loss = self._steps[shapes](*batch)
+        # A replay does not count.
+        self._prepared.done = done + 1
+        return loss
 
 
 def can_stack(trial: Trial) -> bool:

@@ -54,6 +54,14 @@ def contrast(*samples: Sequence[float], weights: Sequence[float] = (1.0, -1.0)) 
     return Difference(value, float(2 * stats.t.sf(abs(value) / error, freedom)))
 
 
+def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """The mean difference of values that belong together, with the two-sided p of the paired t-test."""
+    apart = [own - other for own, other in zip(first, second, strict=True)]
+    if not variance(apart):
+        return Difference(fmean(apart), 0.0 if fmean(apart) else 1.0)
+    return Difference(fmean(apart), float(stats.ttest_1samp(apart, 0.0).pvalue))
+
+
 def exceeds(first: Sequence[float], second: Sequence[float], by: float) -> float:
     """Welch's one-sided p: how likely such samples are where the first mean is not above the second one plus `by`."""
     value, error, freedom = _welch((first, second), (1.0, -1.0))

@@ -23,8 +23,6 @@ TURN = 0.2
 BATCHES = 16
 #: So many graphs of each method share the rounds: where its tensors happen to lie makes a graph a little faster or slower.
 CAPTURES = 3
-#: Steps that are timed at the start, after those that warm up and capture.
-TIMED = 3
 
 
 def measure(
@@ -60,10 +58,16 @@ def measure(
     first = workloads[next(iter(able))]
     captures = min(CAPTURES, rounds) if captured else 1
     seconds: dict[str, list[float]] = {name: [] for name in able}
+    ready: dict[str, float] = {}
     per_turn: dict[str, int] = {}
     with float32_products(tensor_cores=first.tensor_cores):
         for number in range(captures):
-            steps = {name: _step(trial, workloads[name], captured=captured) for name, trial in able.items()}
+            steps = {}
+            for name, trial in able.items():
+                started = time.perf_counter()
+                steps[name] = _step(trial, workloads[name], captured=captured)
+                _wait(device)
+                ready.setdefault(name, time.perf_counter() - started)
             share = rounds // captures + (number < rounds % captures)
             timings = timing.measure(steps, rounds=share, turn=turn, wait=lambda: _wait(device), tick=tick)
             per_turn = timings.steps_per_turn
@@ -81,6 +85,8 @@ def measure(
         **origin(threads=torch.get_num_threads(), packages=tuple(packages), device=device),
         "methods": entries,
         "left_out": left_out,
+        # Seconds until the first step that is timed can begin: what is made, compiled and captured.
+        "ready": {name: round(own, 3) for name, own in ready.items()},
     }
 
 
@@ -89,35 +95,26 @@ def seconds(record: Mapping[str, Any]) -> dict[str, float]:
     return {entry["name"]: float(entry["seconds_per_step"]["median"]) for entry in record["methods"]}
 
 
-def start(trial: Trial, workload: Workload, device: str) -> tuple[float, str]:
-    """Seconds of a step, roughly, in the mode in which the run will be trained, and why the method cannot run, or "".
+def start(trial: Trial, workload: Workload, device: str) -> str:
+    """Why the method cannot run, or "": it takes a few steps, in the mode in which the run will be trained.
 
     An error of our own, or of torch's, is not a reason: it is raised.
     """
-    reason = methods.unable(trial, workload)
-    if reason:
-        return 0.0, reason
+    if reason := methods.unable(trial, workload):
+        return reason
     try:
-        return _seconds(trial, workload, device), ""
+        step = _step(trial, workload, captured=device == "cuda" and method.capturable(trial))
+        for _ in range(WARM_UP):
+            step()
+        _wait(device)
     except method.UnableError as error:
-        return 0.0, str(error)
+        return str(error)
     except Exception as error:
         if not method.find(trial.method)[0].module:
             raise
         # Others' code may refuse a network in any way it likes.
-        return 0.0, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-
-
-def _seconds(trial: Trial, workload: Workload, device: str) -> float:
-    step = _step(trial, workload, captured=device == "cuda" and method.capturable(trial))
-    for _ in range(WARM_UP):
-        step()
-    _wait(device)
-    started = time.perf_counter()
-    for _ in range(TIMED):
-        step()
-    _wait(device)
-    return (time.perf_counter() - started) / TIMED
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    return ""
 
 
 def _step(trial: Trial, workload: Workload, *, captured: bool) -> Callable[[], object]:
@@ -126,7 +123,7 @@ def _step(trial: Trial, workload: Workload, *, captured: bool) -> Callable[[], o
     batches = list(itertools.islice(workload.batches(trial.seed, 1), BATCHES))
     if prepared.draws:
         batches = [(*b, n) for b, n in zip(batches, workload.draws(trial.seed, 1), strict=False)]
-    step: Callable[..., object] = Graphs(prepared.step, WARM_UP) if captured else prepared.step
+    step: Callable[..., object] = Graphs(prepared, WARM_UP) if captured else prepared.step
     turns = itertools.cycle(batches)
     if captured:
         # Until the graph of each shape is there.

@@ -11,8 +11,8 @@ Value: TypeAlias = str | int | float | bool | tuple[int, ...]
 #: Names and values, sorted by name.
 Settings: TypeAlias = tuple[tuple[str, Value], ...]
 
-#: Of the learning rate: constant; half a cosine down to zero, or after `warm_up` steps to `floor`; up over the first tenth,
-#: then straight down to zero; "straight" without the first part; times `drop` after each of `drops` equal parts.
+#: Of the learning rate: constant; half a cosine down to zero, or to `floor`; both after `warm_up` steps. Up over the first
+#: tenth, then straight down to zero; "straight" without the first part; times `drop` after each of `drops` equal parts.
 SCHEDULES = ("constant", "cosine", "linear", "straight", "stepped")
 #: What is measured besides the training examples: those for tests, or some cut from the training examples, for searches.
 SPLITS = ("test", "validation")
@@ -117,11 +117,11 @@ class Trial:
 
     def share(self, step: int) -> float:
         """The learning rate's share of its largest at a step, counted from 0."""
-        done = step / self.steps
+        done, up = step / self.steps, int(self.get("warm_up", 0))
+        if self.schedule in ("constant", "cosine") and step < up:
+            return (step + 1) / (up + 1)
         if self.schedule == "cosine":
-            up, floor = int(self.get("warm_up", 0)), float(self.get("floor", 0.0))
-            if step < up:
-                return (step + 1) / (up + 1)
+            floor = float(self.get("floor", 0.0))
             return floor + (1 - floor) * (1 + math.cos(math.pi * (step - up) / (self.steps - up))) / 2
         if self.schedule == "straight":
             return 1 - done

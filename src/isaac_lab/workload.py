@@ -38,6 +38,8 @@ WORKLOADS: Mapping[str, str] = {
     "nano-gpt": "characters",
     "char-lstm": "characters",
     "fourier-field": "field",
+    "muon-inrs": "field",
+    "relu-field": "field",
     "siren": "field",
     "photograph": "field",
     "tabular": "tabular",
@@ -61,6 +63,7 @@ class Workload(abc.ABC):
         metrics: What is measured besides the losses, by name, with a title for people.
         flat: Whether it is a chain of linear layers that see rows of one example each, which ζ, K-FAC and
             the ensemble need; then it is a `workloads.mlp.Network`.
+        drawn: From what K-FAC draws labels where the workload is no such chain, but all of its layers are linear and see rows.
         last: Name of the last layer.
         steps: Training steps of an epoch.
         network: What the variant `model` must say; "" where the workload alone decides what is trained.
@@ -77,6 +80,7 @@ class Workload(abc.ABC):
     quantity: str = "train_loss"
     metrics: Mapping[str, str] = MappingProxyType({})
     flat: bool = False
+    drawn: "isaac.Likelihood | None" = None
     last: str
     steps: int
     network: str = ""

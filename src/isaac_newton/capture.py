@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from isaac_newton.core.options import LIVE, Run, draw_seed, is_kfac
+from isaac_newton.core.options import LIVE, Run, is_kfac
+from isaac_newton.kernels.permutation import draw_seed
 from isaac_newton.kernels.streams import Capture
 from isaac_newton.math.damping import RelativeTo, number
 from isaac_newton.torch_private import version

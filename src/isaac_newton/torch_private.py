@@ -153,8 +153,9 @@ def replica_of(module: nn.Module) -> nn.Module:
     return replica
 
 
-#: The tensor that a tensor is a view of.
-base: Callable[[Tensor], Tensor | None] = attrgetter("_base")
+def base(x: Tensor) -> Tensor | None:
+    """The tensor that this one is a view of. A function, because the compiler cannot read an `attrgetter`."""
+    return x._base
 
 
 def raw_stream(device: int) -> int:

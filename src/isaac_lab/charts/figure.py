@@ -53,6 +53,16 @@ LOOKS: Mapping[str, Look] = {
     "muon+isaac": Look("red"),
     "muon+isaac running": Look("orange"),
     "soap": Look("pink", MIXED),
+    "soap+isaac": Look("pink"),
+    "nesterov": Look("sky", DASHED),
+    "nesterov+isaac": Look("sky"),
+    "nadamw": Look("green", DASHED),
+    "nadamw+isaac": Look("green"),
+    "schedule-free": Look("black", DASHED),
+    "schedule-free+isaac": Look("black"),
+    "kron": Look("grey", DASHED),
+    "kron+isaac": Look("grey"),
+    "foof": Look("orange", DASHED),
 }
 
 

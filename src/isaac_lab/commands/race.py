@@ -1,171 +1,102 @@
-"""`isaac-newton race`: ISAAC against the optimizers that people would pick instead, in short races."""
+"""`isaac-newton race`: ISAAC against the optimizers that people would pick instead, by rules fixed before the runs."""
 
-import enum
-import os
-import shlex
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from isaac_lab.commands.training import (
-    Data,
-    DeviceOption,
-    Minutes,
-    Workers,
-    check_writable,
-    chosen_device,
-    deadline,
-    goes_on,
-    named_errors,
-)
+from isaac_lab.commands import training
 
-# torch takes seconds to import and `--help` should not: the command imports it.
-if TYPE_CHECKING:
-    from isaac_lab.studies.race.race import Course
-    from isaac_lab.studies.race.runner import Request
-
-__all__ = ["race"]
-
-
-class ScaleChoice(enum.StrEnum):
-    """How much is run."""
-
-    SMOKE = "smoke"
-    QUICK = "quick"
-    FULL = "full"
+#: Besides workloads, what may be asked for.
+RULES, ALL = "rules", "all"
 
 
 def race(
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload; or all; or list.")] = "all",
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload; or all; or rules.")] = ALL,
     scale: Annotated[
-        ScaleChoice,
-        typer.Option(help="smoke: small networks, embedded data. quick: 6 trials, 3 seeds. full: 8 trials, 5 seeds, longer."),
-    ] = ScaleChoice.SMOKE,
-    device: DeviceOption = None,
-    workers: Workers = 1,
-    data: Data = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Records and pictures: OUT/WORKLOAD/SCALE. Unless given: out/race; to draw only, results/race.",
-            show_default=False,
-        ),
-    ] = None,
+        Literal["smoke", "standard"],
+        typer.Option(help="smoke: small networks, embedded data. standard: the race by its rules, hours on a GPU."),
+    ] = "smoke",
+    device: training.DeviceOption = None,
+    workers: training.Workers = 1,
+    data: training.Data = None,
+    out: Annotated[Path | None, training.out_option("Records and pictures: OUT/WORKLOAD/SCALE", "race")] = None,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated methods; all unless given. AdamW, who sets the target, always races.")
+        str, typer.Option(help="Comma-separated methods; all unless given. Who sets the target always races.")
     ] = "",
-    model: Annotated[str, typer.Option(help="Folder or hub name of a pre-trained encoder, for cola; or ISAAC_ENCODER.")] = "",
-    resume: Annotated[bool, typer.Option(help="Go on with what is there; --no-resume wants no records in OUT.")] = True,
+    model: training.Model = "",
     times: Annotated[
         bool, typer.Option(help="--no-times leaves them to a later call, when nobody else uses the device.")
     ] = True,
-    minutes: Minutes = None,
-    draw_only: Annotated[bool, typer.Option("--draw-only", help="Draw again from the records in OUT; train nothing.")] = False,
-    fill: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Then put the races into this page, where it has marks for them, such as README.md.", show_default=False
-        ),
-    ] = None,
+    minutes: training.Minutes = None,
+    draw_only: training.DrawOnly = False,
+    fill: training.Fill = None,
 ) -> None:
     """Tune every method with the same number of trials, then train it with other seeds, and show where it ended."""
-    started = time.perf_counter()
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.executors import Call
-        from isaac_lab.record import Store
-        from isaac_lab.report import docs
-        from isaac_lab.report import race as report
         from isaac_lab.studies.calls import Means
         from isaac_lab.studies.race import runner
         from isaac_lab.studies.race.race import COURSES, SCALES
-        from isaac_lab.workloads import glue
-    if workload == "list":
-        _list(console)
+    if workload == RULES:
+        _rules(console, scale)
         return
-    if workload != "all" and workload not in COURSES:
-        there = f"{', '.join(COURSES)}, all and list"
+    if workload != ALL and workload not in COURSES:
+        there = f"{', '.join(COURSES)}, {ALL} and {RULES}"
         raise typer.BadParameter(f"there is no workload {workload!r}; there are {there}", param_hint="WORKLOAD")
-    chosen = list(COURSES.values()) if workload == "all" else [COURSES[workload]]
-    names = tuple(name.strip() for name in methods.split(",") if name.strip())
-    on = chosen_device(device, needed=not draw_only)
-    if model:
-        # Where the processes that train look for it too.
-        os.environ[glue.ENCODER] = model
-    out = out or Path("results/race" if draw_only else "out/race")
-    words = ["isaac-newton", "race", "WORKLOAD", "--scale", scale.value, "--device", on, "--workers", str(workers)]
-    words += ["--methods", ",".join(names)] if names else []
-    words += ["--model", Path(model).name] if model else []
-    call = Call(device=on, folder=data, workers=workers, until=deadline(minutes), command=shlex.join(words))
-    request = runner.Request(out, SCALES[scale.value], names, resume, times, Means(call))
-    try:
-        with named_errors(), goes_on(console):
-            runner.check_methods(names, chosen)
-            for page in fill or []:
-                docs.check(page, ("race", "races"))
-            folders = _perform(chosen, request, console, draw_only=draw_only)
-            found = [report.write(Store(folder)) for folder in folders]
-            for page in fill or []:
-                docs.fill(page, report.blocks(out, page.parent / "figures"))
-    except runner.UnknownMethodError as error:
-        raise typer.BadParameter(str(error), param_hint="'--methods'") from None
-    except runner.RaceError as error:
-        raise typer.BadParameter(str(error), param_hint="'--out'") from None
-    except docs.DocsError as error:
-        raise typer.BadParameter(str(error), param_hint="'--fill'") from None
-    for folder, summary in zip(folders, found, strict=True):
-        _report(folder, summary, console)
-    console.print(f"Done in {time.perf_counter() - started:.0f} s.", markup=False, highlight=False)
+    chosen = list(COURSES.values()) if workload == ALL else [COURSES[workload]]
+    on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "race", only_read=draw_only)
+    training.use_encoder(model)
+    request = runner.Request(out, SCALES[scale], training.listed(methods), times)
+    with training.named_errors(more={runner.UnknownMethodError: "--methods"}):
+        runner.check_methods(request.methods)
+    options = {"--scale": scale, "--device": on, "--workers": workers, "--methods": ",".join(request.methods)}
+    command = training.command_line(["race", "WORKLOAD"], options | {"--model": model and Path(model).name})
+
+    def show() -> None:
+        from isaac_lab.record import Store
+        from isaac_lab.report import race as report
+
+        # A page shows all races that are committed, also where there is none of this scale.
+        for folder in runner.folders(chosen, request, needed=not fill):
+            _report(folder, report.write(Store(folder)), console)
+
+    def blocks(pictures: Path) -> training.Blocks:
+        from isaac_lab.report import race as report
+
+        return report.blocks(out, pictures)
+
+    work = training.Work(
+        lambda means: runner.run(chosen, replace(request, means=means)), show, blocks, {runner.RaceError: "--out"}
+    )
+    means = Means(training.how_to_train(command, on, data, workers, minutes))
+    training.perform(work, means, console, out, draw_only=draw_only, pages=fill)
 
 
-def _perform(chosen: "Sequence[Course]", request: "Request", console: Console, *, draw_only: bool) -> list[Path]:
-    from isaac_lab.progress import display
-    from isaac_lab.studies.race import runner
+def _rules(console: Console, scale: str) -> None:
+    from isaac_lab.report.race_rules import rules
 
-    if not draw_only:
-        check_writable(request.out)
-        request.means.call.check()
-        with display(console) as shown:
-            means = replace(request.means, call=replace(request.means.call, progress=shown), display=shown)
-            return runner.run(chosen, replace(request, means=means))
-    if len(chosen) == 1:
-        return [runner.folder_of(chosen[0], request)]
-    folders = [request.out / course.workload / request.scale.name for course in chosen]
-    there = [folder for folder in folders if (folder / "about.json").is_file()]
-    if not there:
-        raise runner.RaceError(f"there is no race of scale {request.scale.name} in {request.out}")
-    return there
-
-
-def _list(console: Console) -> None:
-    from isaac_lab.report.tables import table
-    from isaac_lab.studies.race.race import COURSES, entrants
-
-    rows = [
-        [
-            name,
-            f"{', '.join(f'{length:,}' for length in course.lengths.values())} {course.unit}",
-            ", ".join(entrant.name for entrant in entrants(course)),
-        ]
-        for name, course in COURSES.items()
-    ]
-    console.print(table(["Workload", "Length of a run: smoke, quick, full", "Methods"], rows).terminal())
+    for own in rules(scale):
+        console.print(own.terminal())
 
 
 def _report(folder: Path, summary: Mapping[str, Any], console: Console) -> None:
     from isaac_lab.report import race as report
 
-    console.print()
-    ran = [method for method in summary["methods"] if method["n"]]
-    console.print(report.table({**summary, "methods": ran}).terminal())
-    for method in summary["methods"]:
-        if not method["n"]:
-            console.print(f"{method['label']} did not run: {method['reason']}.", markup=False, highlight=False)
-    console.print(" ".join(report.rules(summary)), markup=False, highlight=False, style="dim")
-    for place in (f"Picture: {folder}/figure.png, .svg", f"Numbers: {folder}/numbers.csv", f"Records: {folder}/trials.jsonl"):
-        console.print(place, markup=False, highlight=False, soft_wrap=True)
+    for table in (report.brief(summary), report.compared(summary), report.clocks(summary)):
+        if table.rows:
+            console.print(table.terminal())
+    reasons = dict.fromkeys(method["reason"] for method in summary["methods"] if not method["n"])
+    for reason in reasons:
+        labels = ", ".join(method["label"] for method in summary["methods"] if method["reason"] == reason)
+        training.say(console, f"{labels} did not run: {reason}.", prose=True)
+    training.say(console, " ".join(report.said(summary)), prose=True)
+    training.say(
+        console,
+        f"Picture: {folder}/figure.png, .svg",
+        f"Numbers: {folder}/numbers.csv",
+        f"Records: {folder}/trials.jsonl",
+    )

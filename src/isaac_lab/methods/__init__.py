@@ -1,7 +1,8 @@
 """How a run trains: its gradient, conditioned or not, and its optimizers, as one step on a batch."""
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +13,15 @@ from isaac_lab import method
 from isaac_lab.method import UnableError
 from isaac_lab.methods.kfac import Kfac
 from isaac_lab.methods.optimizers import optimizers
+from isaac_lab.methods.schedule_free import ScheduleFree
+from isaac_lab.methods.soap import Soap
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload
 
-__all__ = ["Prepared", "prepare", "unable"]
-
 #: Options of `isaac_newton.attach` for a running average of the inputs' second moment.
 RUNNING: dict[str, Any] = {"when": "step", "decay": 0.9, "refresh": 20, "power": 0.5}
+#: Those that make it FOOF.
+FOOF: dict[str, Any] = {"when": "step", "decay": 0.95, "refresh": 10}
 
 
 class Prepared:
@@ -32,30 +35,33 @@ class Prepared:
     Attributes:
         draws: Whether a step takes random numbers after its batch, for labels that are drawn from the model.
         stateful: All that changes in training besides the model.
+        done: How many steps were taken.
     """
 
     def __init__(self, trial: Trial, workload: Workload, model: nn.Module) -> None:
         self._workload, self._model = workload, model
         self.stateful: list[Any] = []
+        self.done = 0
         self._handle: isaac.Handle | None = None
         self._kfac: Kfac | None = None
         _, how = method.find(trial.method)
         self._zeta = how == "isaac" and "output_damping" in dict(trial.settings)
-        self.draws = (self._zeta or trial.method == "kfac") and trial.get("curvature", "sampled") == "sampled"
+        drawn = (self._zeta or trial.method == "kfac") and trial.get("curvature", "sampled") == "sampled"
+        self.draws = drawn and workload.flat
         layers = _layers(trial, workload)
         if how == "line":
             # Not `_handle`: whoever adds one line sets no mask.
             self.stateful = [isaac.attach(model)]
-        elif how == "isaac":
+        elif how:
             damping = isaac.Relative(trial.damping) if trial.get("relative") else trial.damping
             self._handle = isaac.attach(model, damping, layers=layers, **_options(trial))
         elif trial.method == "kfac":
             self._kfac = Kfac(model, layers, trial)
         self.optimizers: tuple[torch.optim.Optimizer, ...] = optimizers(trial, workload, model)
-        self.stateful += [part for one in self.optimizers for part in (one, getattr(one, "inner", None)) if part]
+        self.stateful += self.optimizers
         self._clip = float(trial.get("clip", math.inf))
         if self._handle is not None:
-            for optimizer in self.optimizers if trial.get("running") else ():
+            for optimizer in self.optimizers if trial.get("running") or how == "foof" else ():
                 self._handle.bind(optimizer)
             self.stateful.append(self._handle)
         if self._kfac is not None:
@@ -75,6 +81,27 @@ class Prepared:
         """The learning rates may be any, because a state was loaded."""
         self._share = None
 
+    @property
+    def special(self) -> bool:
+        """Whether the next step does what a graph of the others does not."""
+        return any(isinstance(one, Soap) and one.special for one in self._told())
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """The weights are those that are measured within, where the optimizer trains others."""
+        with contextlib.ExitStack() as stack:
+            for one in self.optimizers:
+                if isinstance(one, ScheduleFree):
+                    stack.enter_context(one.averaged())
+            yield
+
+    def _told(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers, which know how many steps were taken."""
+        for one in self.optimizers:
+            if isinstance(one, Soap):
+                one.done = self.done
+        return self.optimizers
+
     def step(self, *batch: Tensor) -> Tensor:
         """Train on a batch, with random numbers after it if `draws`; returns the loss."""
         for optimizer in self.optimizers:
@@ -82,8 +109,9 @@ class Prepared:
         loss = self._backward(*batch)
         if self._clip < math.inf:
             nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
-        for optimizer in self.optimizers:
+        for optimizer in self._told():
             optimizer.step()
+        self.done += 1
         return loss.detach()
 
     def _backward(self, *batch: Tensor) -> Tensor:
@@ -94,10 +122,10 @@ class Prepared:
             loss = workload.loss(self._model, *batch)
             loss.backward()
             return loss
-        x, y, *numbers = batch
-        output: Tensor = self._model(x)
-        loss = workload.loss(_Given(output), x, y)
-        likelihood = workload.likelihood(numbers[0] if numbers else output.new_empty(0))
+        batch, numbers = (batch[:-1], batch[-1]) if self.draws else (batch, None)
+        output: Tensor = self._model(batch[0])
+        loss = workload.loss(_Given(output), *batch)
+        likelihood = workload.drawn or workload.likelihood(output.new_empty(0) if numbers is None else numbers)
         if self._kfac is not None:
             self._kfac.backward(loss, output, likelihood)
         elif self._handle is not None:
@@ -129,14 +157,16 @@ def unable(trial: Trial, workload: Workload) -> str:
     """Why this method cannot train this workload, or ""."""
     if reason := method.missing(trial):
         return reason
-    if not workload.flat and (trial.method == "kfac" or "output_damping" in dict(trial.settings)):
+    if not workload.flat and "output_damping" in dict(trial.settings):
+        return "ζ is here for networks of linear layers with one row per example only"
+    if not workload.flat and workload.drawn is None and trial.method == "kfac":
         return "K-FAC and ζ are here for networks of linear layers with one row per example only"
     return ""
 
 
 def _options(trial: Trial) -> dict[str, Any]:
     found = {name: trial.get(name) for name in ("sharing", "max_rows") if trial.get(name) is not None}
-    found |= RUNNING if trial.get("running") else {}
+    found |= RUNNING if trial.get("running") else FOOF if trial.method.endswith("+foof") else {}
     if "output_damping" in dict(trial.settings):
         found |= {"output_damping": trial.output_damping, "output_curvature": trial.get("curvature", "sampled")}
     return found

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 import isaac_newton as isaac
 from isaac_lab.trial import Trial
 
-__all__ = ["Kfac"]
-
 #: Of the averages, each time that they are renewed.
 DECAY = 0.95
 
 
 class Kfac:
     """Leaves λ² (B + λI)⁻¹ ∇ (A + λI)⁻¹ in `.grad` of the weights of linear layers; with λ² it is ζ, at ζ's learning rates.
+
+    With the setting `natural` it is without λ², at the learning rates of natural gradients.
 
     With the setting `every` 1 the factors are those of the batch, as in the paper. Above, they are averages over the steps that
     are renewed now and then with their inverses, as users of K-FAC have it; the first ones are plain means, so that the start
@@ -25,11 +25,12 @@ class Kfac:
     Args:
         model: What is trained; its linear layers see one row per example.
         layers: Names of those that are conditioned; None for all.
-        trial: With λ, `every` and `curvature`.
+        trial: With λ, `every`, `curvature` and `natural`.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[str] | str | None, trial: Trial) -> None:
         self._damping, self._every = trial.damping, int(trial.get("every", 1))
+        self._scale = 1.0 if trial.get("natural") else self._damping**2
         self._empirical = trial.get("curvature", "sampled") == "empirical"
         self._layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         self._conditioned = set(self._layers if layers is None else [layers] if isinstance(layers, str) else layers)
@@ -55,12 +56,12 @@ class Kfac:
             if name not in self._conditioned:
                 layer.weight.grad = g.mT @ a
             elif self._every == 1:
-                layer.weight.grad = self._damping**2 * isaac.equations.kfac(g, sampled[place], a, self._damping)
+                layer.weight.grad = self._scale * isaac.equations.kfac(g, sampled[place], a, self._damping)
             else:
                 if renewed:
                     self._renew(name, sampled[place], a)
                 left, right = self._inverses[name]
-                layer.weight.grad = self._damping**2 * left @ (g.mT @ a) @ right
+                layer.weight.grad = self._scale * left @ (g.mT @ a) @ right
             layer.bias.grad = g.sum(0)
         self._seen = {}
         self._steps += 1

@@ -1,7 +1,7 @@
 """The optimizers that people pick, with the settings of a run; and those of an ensemble, with a rate for each network."""
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,61 +10,81 @@ from torch import Tensor, nn
 import isaac_newton as isaac
 from isaac_lab.method import UnableError
 from isaac_lab.methods.muon import Muon
+from isaac_lab.methods.schedule_free import ScheduleFree
+from isaac_lab.methods.soap import Soap
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload
 
-__all__ = ["EVERY", "MOMENTUM", "StackedAdam", "StackedSGD", "optimizers", "stacked"]
-
 MOMENTUM = 0.9
-#: Steps between two new preconditioners of SOAP: what its authors use to make them affordable.
-EVERY = 10
 
 
 def optimizers(trial: Trial, workload: Workload, model: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
     """Of a run."""
     name, rate, decay = trial.method.partition("+")[0], trial.learning_rate, float(trial.get("weight_decay", 0.0))
-    if name in ("sgd", "momentum", "kfac"):
-        momentum = MOMENTUM if name == "momentum" else 0.0
-        return (torch.optim.SGD(model.parameters(), rate, momentum=momentum, weight_decay=decay),)
-    if name == "adadelta":
-        return (torch.optim.Adadelta(model.parameters(), rate),)
-    if name == "adam":
-        return (torch.optim.Adam(model.parameters(), rate, weight_decay=decay),)
-    if name == "adamw":
-        return (_adamw(trial, model, decay),)
+    own = {"beta2": float(trial.get("beta2"))} if trial.get("beta2") is not None else {}
     if name == "muon":
-        return _muon(trial, workload, model, decay)
-    library = importlib.import_module("pytorch_optimizer")
-    return (library.SOAP(model.parameters(), lr=rate, weight_decay=decay, precondition_frequency=EVERY),)
+        hidden = workload.hidden(model)
+        if not hidden:
+            raise UnableError("Muon trains matrices only, and this network has none but its first and last")
+        ours = set(hidden)
+        rest = _grouped(trial, [parameter for parameter in model.parameters() if parameter not in ours], decay)
+        second = float(trial.get("second_rate", 0.001))
+        return Muon(hidden, lr=rate, weight_decay=decay), _adamw(rest, second, **own)
+    groups = _grouped(trial, [parameter for parameter in model.parameters() if parameter.requires_grad], decay)
+    match name:
+        case "adadelta":
+            return (torch.optim.Adadelta(groups, rate),)
+        case "adam":
+            return (torch.optim.Adam(groups, rate),)
+        case "adamw":
+            return (_adamw(groups, rate, **own),)
+        case "nadamw":
+            betas = (0.9, own.get("beta2", 0.999))
+            return (torch.optim.NAdam(groups, rate, betas, decoupled_weight_decay=True, capturable=_on_device(groups)),)
+        case "schedule-free":
+            return (ScheduleFree(groups, lr=rate, **own),)
+        case "soap":
+            return (Soap(groups, lr=rate, **own),)
+        case "kron":
+            return (kron(groups, rate, float(trial.get("momentum", MOMENTUM))),)
+    momentum = float(trial.get("momentum", 0.0 if name in ("sgd", "kfac") else MOMENTUM))
+    return (torch.optim.SGD(groups, rate, momentum=momentum, nesterov=name == "nesterov"),)
 
 
-def _adamw(trial: Trial, model: nn.Module, decay: float) -> torch.optim.AdamW:
-    """With β₂ of the run; vectors do not decay where it says so."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    made = _decoupled(parameters, trial.learning_rate, decay)
-    if trial.get("decays") == "matrices":
-        (group,) = made.param_groups
-        group["params"] = [parameter for parameter in parameters if parameter.dim() > 1]
-        made.add_param_group({"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0})
-    for group in made.param_groups:
-        group["betas"] = (group["betas"][0], float(trial.get("beta2", group["betas"][1])))
-    return made
+def _grouped(trial: Trial, parameters: Sequence[nn.Parameter], decay: float) -> list[dict[str, Any]]:
+    """All in one group with this weight decay, or vectors without one where the run says so."""
+    if trial.get("decays") != "matrices":
+        return [{"params": list(parameters), "weight_decay": decay}]
+    matrices, vectors = ([p for p in parameters if (p.dim() > 1) is matrix] for matrix in (True, False))
+    groups = ({"params": own, "weight_decay": share} for own, share in ((matrices, decay), (vectors, 0.0)))
+    return [group for group in groups if group["params"]]
 
 
-def _decoupled(parameters: Iterable[nn.Parameter], rate: float, decay: float) -> torch.optim.AdamW:
+def _on_device(groups: Sequence[dict[str, Any]]) -> bool:
+    return all(parameter.is_cuda for group in groups for parameter in group["params"])
+
+
+def _adamw(groups: list[dict[str, Any]], rate: float, beta2: float = 0.999) -> torch.optim.AdamW:
     """AdamW, on a GPU in one kernel, as SGD is in a captured step: torch's default there takes twice as long."""
-    parameters = list(parameters)
-    return torch.optim.AdamW(parameters, rate, weight_decay=decay, fused=all(parameter.is_cuda for parameter in parameters))
+    return torch.optim.AdamW(groups, rate, (0.9, beta2), fused=_on_device(groups))
 
 
-def _muon(trial: Trial, workload: Workload, model: nn.Module, decay: float) -> tuple[torch.optim.Optimizer, ...]:
-    hidden = workload.hidden(model)
-    if not hidden:
-        raise UnableError("Muon trains matrices only, and this network has none but its first and last")
-    ours = set(hidden)
-    rest = [parameter for parameter in model.parameters() if parameter not in ours]
-    second = float(trial.get("second_rate", 0.001))
-    return Muon(hidden, lr=trial.learning_rate, weight_decay=decay), _decoupled(rest, second, decay)
+def kron(groups: list[dict[str, Any]], rate: float, momentum: float) -> torch.optim.Optimizer:
+    """Kron-PSGD of its package, whose state torch cannot load whole."""
+    library = importlib.import_module("pytorch_optimizer")
+
+    class Kron(library.Kron):  # type: ignore[misc,name-defined]
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            super().load_state_dict(state)
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            for number, parameter in enumerate(parameters):
+                if number in state["state"]:
+                    # Torch takes the letters of its formulas apart.
+                    self.state[parameter]["expressions"] = state["state"][number]["expressions"]
+
+    # Balanced now and then by numpy's random numbers, which a run that is cut does not keep: never, here.
+    made: torch.optim.Optimizer = Kron(groups, lr=rate, momentum=momentum, balance_prob=0.0)
+    return made
 
 
 def stacked(name: str, ensemble: isaac.Ensemble, rates: Sequence[float]) -> torch.optim.Optimizer:

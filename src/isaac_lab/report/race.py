@@ -12,24 +12,27 @@ from isaac_lab.charts.draw import draw, pictures
 from isaac_lab.charts.figure import Figure, Method, identifier, look
 from isaac_lab.charts.lines import Axis, Line, Target
 from isaac_lab.record import Store
-from isaac_lab.report import parts
+from isaac_lab.report import parts, race_rules
 from isaac_lab.report.docs import DocsError
 from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
 from isaac_lab.report.summaries import Summary, checked, find
 from isaac_lab.report.tables import Row, Table
+from isaac_lab.stats import LEVEL
 from isaac_lab.studies import numbers
-from isaac_lab.studies.race.race import COURSES
-from isaac_lab.studies.race.standings import lowest, pairs, summarize
+from isaac_lab.studies.race.race import BELOW_ONE, COURSES
+from isaac_lab.studies.race.standings import CONTROL, lowest, pairs, summarize
 from isaac_lab.words import number
-
-__all__ = ["blocks", "ends", "figure", "rules", "section", "summaries", "table", "write"]
 
 Record = Mapping[str, Any]
 
 #: The letters of the paper for what is tuned.
-LETTERS = {"learning_rate": "η", "second_rate": "η₂", "damping": "λ"}
+LETTERS = {"learning_rate": "η", "second_rate": "η₂", "beta2": "β₂", "momentum": "μ", "damping": "λ"}
+#: Quantities that are shares, and shown in per cent.
+SHARES = ("accuracy", "test_accuracy", "f1")
 #: Times the largest loss of an untrained network: what lies above has diverged, and would press the rest flat.
 CEILING = 1.5
+#: Raced before there were rules.
+OLD = ("mnist-autoencoder", "char-gpt")
 #: Of the lines of ours, and of the others.
 WIDTHS = {True: 2.6, False: 1.6}
 
@@ -41,16 +44,16 @@ def summaries(races: Path, name: str = "") -> list[Summary]:
         races: The folder of the races.
         name: What a page calls it.
     """
-    order = list(COURSES)
+    order = [*COURSES, *OLD]
     folders = sorted(path for path in races.glob("*") if path.is_dir())
     folders.sort(key=lambda path: order.index(path.name) if path.name in order else len(order))
     return [own for path in folders for own in find(path, f"{name}/{path.name}", lambda path, _: summarize(Store(path)))]
 
 
-def ended(method: Record) -> tuple[bool, float]:
-    """The order of a table: the lowest at the end first, then who did not run."""
+def ended(method: Record, *, higher: bool = False) -> tuple[bool, float]:
+    """The order of a table: the best at the end first, then who did not run."""
     mean = (method["final"] or {}).get("mean")
-    return not method["n"], math.inf if mean is None else mean
+    return not method["n"], math.inf if mean is None else -mean if higher else mean
 
 
 def table(summary: Record) -> Table:
@@ -58,20 +61,34 @@ def table(summary: Record) -> Table:
     steps, metrics = f"{summary['steps']:,} steps", summary["metric_titles"].values()
     columns = ("Method", "Settings", f"{summary['quantity_title']} at {steps}", *metrics)
     columns = (*columns, "Steps to target", "Seconds to target", "ms per step", "n")
-    rows = tuple(_row(method, summary, len(columns)) for method in sorted(summary["methods"], key=ended))
-    note = "Mean ± standard deviation over seeds, the lowest at the end first. (2 of 3): so many seeds reached the target."
+    methods = sorted(summary["methods"], key=lambda method: ended(method, higher=summary.get("higher", False)))
+    rows = tuple(_row(method, summary, len(columns)) for method in methods)
+    note = "Mean ± standard deviation over seeds, the best at the end first. (2 of 3): so many seeds reached the target."
+    if summary.get("rules"):
+        note += " To the target: the median over seeds, in which a seed that misses it is infinite (∞)."
     return Table(f"{summary['title']}: at the budget of {steps}, and to the target", columns, rows, frozenset({0, 1}), note)
+
+
+def brief(summary: Record) -> Table:
+    """The same for a terminal, of those that ran."""
+    whole = table({**summary, "methods": [method for method in summary["methods"] if method["n"]]})
+    kept = [0, 2, *range(len(whole.columns) - 4, len(whole.columns))]
+    rows = tuple(replace(row, cells=tuple(row.cells[place] for place in kept)) for row in whole.rows)
+    columns = tuple(whole.columns[place] for place in kept)
+    columns = (columns[0], "At the end", "Steps", "Seconds", "ms per step", "n")
+    return Table(whole.caption, columns, rows, note=whole.note)
 
 
 def _row(method: Record, summary: Record, columns: int) -> Row:
     if not method["n"]:
         return Row((method["label"], f"not run: {method['reason']}", *["–"] * (columns - 2)), method["ours"])
-    metrics = [(method["metrics"][name], ".1%" if "accuracy" in name else ".3g") for name in summary["metric_titles"]]
-    cells = [method["label"], _settings(method)]
-    cells += [_spread(found, style) for found, style in [(method["final"], ".3g"), *metrics]]
-    each, timed = method["seconds_per_step"], method["seconds_per_step"] is not None
+    known = [(method["final"], _style(summary["quantity"]))]
+    known += [(method["metrics"][name], _style(name)) for name in summary["metric_titles"]]
+    cells = [method["label"], _settings(method), *(_spread(found, style) for found, style in known)]
+    each, timed, ruled = method["seconds_per_step"], method["seconds_per_step"] is not None, bool(summary.get("rules"))
     # Nobody knows the seconds of steps that have not been timed.
-    cells += [_reached(method["steps_to_target"], ",.0f"), _reached(method["seconds_to_target"], ".3g") if timed else "–"]
+    cells.append(_reached(method["steps_to_target"], ",.0f", ruled=ruled))
+    cells.append(_reached(method["seconds_to_target"], ".3g", ruled=ruled) if timed else "–")
     cells.append("–" if each is None else f"{1e3 * each:.3g} ({method['mode']})")
     cells.append(f"{method['n']}" + (f", {method['diverged']} diverged" if method["diverged"] else ""))
     marks = {columns - 1: "bad"} if method["diverged"] else {}
@@ -79,8 +96,15 @@ def _row(method: Record, summary: Record, columns: int) -> Row:
     return Row(tuple(cells), method["ours"], marks=marks)
 
 
+def _style(quantity: str) -> str:
+    return ".1%" if quantity in SHARES else ".3g"
+
+
 def _settings(method: Record) -> str:
-    words = [f"{LETTERS[name]} {value:.2g}" for name, value in method["settings"].items()]
+    words = [
+        f"{LETTERS[name]} {value:.2g}" if name not in BELOW_ONE else f"{LETTERS[name]} {value:.4g}"
+        for name, value in method["settings"].items()
+    ]
     return " ".join(words) + (" (edge)" if method["edge"] else "")
 
 
@@ -92,43 +116,94 @@ def _spread(found: Record, style: str) -> str:
     return format(found["mean"], style) + ("" if found["std"] is None else f" ± {found['std']:{coarse}}")
 
 
-def _reached(found: Record, style: str) -> str:
+def _reached(found: Record, style: str, *, ruled: bool = False) -> str:
+    """The mean over seeds; by the rules the median, in which a seed that misses the target is infinite."""
     there = [value for value in found["values"] if value is not None]
     if not there:
         return "–" if found["values"] == [] else "never"
-    if len(there) == len(found["values"]):
+    if len(there) == len(found["values"]) and not ruled:
         return _spread(found, style)
-    return f"{found['mean']:{style}} ({len(there)} of {len(found['values'])})"
+    share = "" if len(there) == len(found["values"]) else f" ({len(there)} of {len(found['values'])})"
+    middle = found["median"] if ruled else found["mean"]
+    return ("∞" if middle is None else format(middle, style)) + share
 
 
-def rules(summary: Record) -> list[str]:
-    """The rules of the race, with every range that was searched."""
-    ranges: dict[str, list[str]] = {}
+def compared(summary: Record) -> Table:
+    """Who is better than whom, by the comparisons that the rules name."""
+    labels = {method["name"]: method["label"] for method in summary["methods"]}
+    sign = 1 if summary["higher"] else -1
+    rows = []
+    for own in summary["compared"]:
+        shown = own["holm"] < LEVEL
+        verdict = "not shown" if not shown else "better" if sign * own["value"] > 0 else "worse"
+        cells = (
+            *(labels[name] for name in own["names"]),
+            f"{own['value']:+.3g}",
+            f"{own['p']:.2g}",
+            f"{own['holm']:.2g}",
+            verdict,
+        )
+        rows.append(Row(cells, shown and verdict == "better"))
+    note = f"Mean difference over {summary['seeds']} seeds, paired t-test, adjusted by Holm for all comparisons of this table."
+    return Table(
+        "Compared at the end",
+        ("Method", "With", "Difference", "p", "p, Holm", "Verdict"),
+        tuple(rows),
+        frozenset({0, 1, 5}),
+        note,
+    )
+
+
+def clocks(summary: Record) -> Table:
+    """The time of a step on both clocks, with ISAAC switched off, and until the first step is ready."""
+    rows = []
     for method in summary["methods"]:
-        if method["tuning"]:
-            text = ", ".join(f"{LETTERS[name]} {low:g} to {high:g}" for name, (low, high) in method["ranges"].items())
-            ranges.setdefault(text, []).append(method["label"])
-    decay = summary["decay"]
+        if method["n"] and method["clocks"]:
+            both = [_milliseconds(method["clocks"].get(mode)) for mode in ("eager", "captured")]
+            mode = method["mode"]
+            ready = method["ready"].get(mode)
+            control = _milliseconds(method["control"].get(mode)) if method["ours"] else ""
+            rows.append(Row((method["label"], *both, control, "–" if ready is None else f"{ready:.2g}"), method["ours"]))
+    columns = ("Method", "Eager, ms", "Captured, ms", f"{CONTROL.removeprefix(', ')}, ms", "Ready, s")
+    note = (
+        "Median of a step, methods taking turns, nobody else on the device. Captured: as one CUDA graph, where it can be. "
+        "Ready: to make, compile and capture it, the machine's first one included."
+    )
+    return Table("The time of a step", columns, tuple(rows), note=note)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1e3 * seconds:.3g}"
+
+
+def said(summary: Record) -> list[str]:
+    """What a reader has to know of the table."""
     target = "none" if summary["target"] is None else f"{summary['target']:.4g}"
-    relative = "relative to the layers' inputs" if summary["relative"] else "absolute"
-    reduced = ["ISAAC conditions with the average position or patch of each example (`reduce`)."]
-    return [
-        f"Target: {summary['quantity_title'].lower()} {target} ({summary['target_by']}).",
-        f"The same network ({summary['arithmetic']}), batches of {summary['batch']}, initial weights and schedule "
-        f"({summary['schedule']}) for all.",
-        f"{summary['trials']} tuning trials for each method, with seed 0 over the whole budget. The mean of the "
-        "last three measurements decides.",
-        "Trials are evenly spaced in the logarithm where the learning rate alone is tuned. Where there are two numbers they "
-        "are points of a Halton sequence: fewer values of each.",
-        f"Then seeds 1 to {summary['seeds']}: mean ± standard deviation.",
-        f"Steps to the target: on straight lines between {summary['points']} measurements. Seconds: steps × the "
-        "median time of a step, with all methods taking turns. Captured: as one CUDA graph.",
-        "Edge: the lowest or highest learning rate that was tried.",
-        f"Weight decay: {decay['decoupled']:g} for AdamW, Muon and SOAP, {decay['added']:g} for others.",
-        *(reduced if summary["conditioning"] == "reduce" else []),
-        f"λ of ISAAC is {relative}; where it is tuned with Muon, η₂ of AdamW beside it moves with η.",
-        *(f"Searched by {', '.join(labels)}: {text}." for text, labels in ranges.items()),
-    ]
+    lines = [f"Target: {_lower(summary['quantity_title'])} {target} ({summary['target_by']})."]
+    known = {method["name"]: method for method in summary["methods"] if method["n"]}
+    for name in summary.get("published", {}).keys() & known.keys():
+        style, mean = _style(summary["quantity"]).replace(".3g", ".5g"), known[name]["final"]["mean"]
+        here = "diverges here" if mean is None else f"reaches {mean:{style}} here"
+        lines.append(f"{known[name]['label']} {here}; published: {summary['published'][name]:{style}}.")
+    if summary.get("rules"):
+        lines.append(
+            f"{summary['trials']} tuning trials of each method on a part of the training set, {summary['seeds']} fresh seeds."
+        )
+        lines.append(
+            f"Rules {summary['rules']}: `isaac-newton race rules`. Edge: nothing was tried beyond one of the settings."
+        )
+    else:
+        lines.append(
+            f"{summary['trials']} tuning trials with seed 0, then seeds 1 to {summary['seeds']}; batches of {summary['batch']}."
+        )
+        lines.append(f"Made before there were rules: what was searched is in `rules.toml` of commit {summary['commit']}.")
+        lines.append("Edge: the lowest or highest learning rate that was tried. Captured: as one CUDA graph.")
+    return lines
+
+
+def _lower(title: str) -> str:
+    """Within a sentence."""
+    return title if title[:2].isupper() or title[:2] == "F1" else title[:1].lower() + title[1:]
 
 
 def ends(found: Sequence[Summary], *, once: bool = False) -> Table:
@@ -152,7 +227,8 @@ def ends(found: Sequence[Summary], *, once: bool = False) -> Table:
         ("Workload", "Optimizer", "Loss alone", "Loss with ISAAC", "p", "Lowest of all"),
         tuple(rows),
         frozenset({0, 1, 5}),
-        "Means over n seeds, lower is better. p: Welch's t-test; from 0.05 on no difference is shown.",
+        "Means over n seeds. p: Welch's t-test, of races with rules paired and adjusted by Holm; from 0.05 on no difference is "
+        "shown.",
     )
 
 
@@ -163,10 +239,18 @@ def blocks(races: Path, pictures: Path) -> dict[str, Callable[[], str]]:
         races: The folder of the races.
         pictures: Directory for the pictures, beside the page.
     """
-    found = [summary for summary in summaries(races) if summary.scale != "smoke"]
-    if not found:
-        raise DocsError(f"{races} has no race of scale full or quick")
-    return {"race": lambda: ends(found, once=True).markdown(), "races": lambda: _sections(found, pictures)}
+
+    def found() -> list[Summary]:
+        raced = [summary for summary in summaries(races) if summary.scale != "smoke"]
+        if not raced:
+            raise DocsError(f"{races} has no race but smoke tests")
+        return raced
+
+    return {
+        "race": lambda: ends(found(), once=True).markdown(),
+        "races": lambda: _sections(found(), pictures),
+        "race-rules": lambda: race_rules.markdown("standard"),
+    }
 
 
 def _sections(found: Sequence[Summary], pictures: Path) -> str:
@@ -176,10 +260,11 @@ def _sections(found: Sequence[Summary], pictures: Path) -> str:
         name = f"race-{race['workload']}-{summary.scale}.svg"
         draw(figure(race), pictures / name)
         alt = f"{race['quantity_title']} of all methods against steps and against seconds"
-        said = "\n".join(f"- {textwrap.fill(rule, 116, subsequent_indent='  ')}" for rule in rules(race))
+        notes = "\n".join(f"- {textwrap.fill(line, 116, subsequent_indent='  ')}" for line in said(race))
+        tables = [table(race), *([compared(race), clocks(race)] if race.get("rules") else [])]
         origin = f"`{race['command']}`,\n{race['time']}, commit {race['commit']}"
-        title = f"## {race['title']}, scale {race['scale']}"
-        made.append(f"{title}\n\n![{alt}]({pictures.name}/{name})\n\n{table(race).markdown()}\n{said}\n\n{origin}")
+        title, shown = f"## {race['title']}, scale {race['scale']}", "\n".join(one.markdown() for one in tables)
+        made.append(f"{title}\n\n![{alt}]({pictures.name}/{name})\n\n{shown}\n{notes}\n\n{origin}")
     return "\n\n".join(made)
 
 
@@ -199,10 +284,11 @@ def figure(summary: Record, name: str = "race") -> Figure:
         name: Of its chart on the page.
     """
     starts = [curve["loss"][0] for method in summary["methods"] for curve in method["curves"] if curve["loss"]]
-    ceiling = CEILING * max((loss for loss in starts if loss is not None), default=math.inf)
+    highest = max((loss for loss in starts if loss is not None), default=math.inf)
+    ceiling = math.inf if summary.get("higher") else CEILING * highest
     methods: list[Method] = []
     drawn: list[Line] = []
-    for method in sorted(summary["methods"], key=_arrived):
+    for method in sorted(summary["methods"], key=lambda own: _arrived(own, summary)):
         if method["curves"]:
             own = look(_known_as(method["name"]), len(methods))
             methods.append(Method(method["label"], replace(own, width=WIDTHS[method["ours"]]), method["ours"]))
@@ -212,11 +298,10 @@ def figure(summary: Record, name: str = "race") -> Figure:
     fields = [Axis("step", "Steps", ",d"), Axis("seconds", "Seconds", ",.3~r")]
     target = Target(value, f"target {number(value, 3)}", summary["target_by"]) if value else None
     logarithmic = Axis("seconds", "Seconds", label="Seconds (log)", logarithmic=True)
-    scales = lines.scales(logarithmic_first=True)
+    scales = lines.scales(logarithmic_first=not summary.get("higher"))
     controls = (lines.axes([*fields, logarithmic]), scales, lines.RUNS, lines.quantities([quantity]))
-    finals = [(method["final"]["mean"], method["label"]) for method in summary["methods"] if method["final"]]
-    last = [(mean, label) for mean, label in finals if mean is not None]
-    ending = f"Lowest at the budget: {min(last)[1]}, {number(min(last)[0])}." if last else ""
+    best = lowest(summary)
+    ending = f"Best at the budget: {best}." if best else ""
     alt = (
         f"{title} of {len(methods)} methods over training, {summary['title']}. Solid lines have ISAAC. "
         f"{ending} The numbers are in the table below."
@@ -228,15 +313,15 @@ def figure(summary: Record, name: str = "race") -> Figure:
     return Figure(f"figure-{name}", (chart,), summary["title"], _subtitle(summary), controls, tuple(methods), (views,), caption)
 
 
-def _arrived(method: Record) -> tuple[int, float]:
-    """Who is at the target first in seconds comes first; then who never is, by the loss at the end; then who did not run."""
+def _arrived(method: Record, summary: Record) -> tuple[int, float]:
+    """Who is at the target first in seconds comes first; then who never is, by the value at the end; then who did not run."""
     if not method["n"]:
         return 3, 0.0
     seconds, steps = method["seconds_to_target"], method["steps_to_target"]
     if None not in steps["values"]:
         return 0, steps["mean"] if seconds["mean"] is None else seconds["mean"]
     final = method["final"]["mean"]
-    return (1, final) if final is not None else (2, 0.0)
+    return (2, 0.0) if final is None else (1, -final if summary.get("higher") else final)
 
 
 def _known_as(name: str) -> str:
@@ -275,7 +360,7 @@ def _subtitle(summary: Record) -> str:
 
 def section(found: Sequence[Summary]) -> Section:
     """All races on the page, the answer first."""
-    made: list[Block] = [ends(found)] if found else [Missing("The race", "isaac-newton race --scale quick")]
+    made: list[Block] = [ends(found)] if found else [Missing("The race", "isaac-newton race --scale standard")]
     seen: set[str] = set()
     for summary in found:
         with checked(summary):
@@ -283,7 +368,8 @@ def section(found: Sequence[Summary]) -> Section:
             made += _race(summary, identifier(workload, summary.scale) if workload in seen else identifier(workload))
             seen.add(workload)
     lead = (
-        "ISAAC beside the optimizers that people would pick instead. **These races are short and unevenly tuned: read them as "
+        "ISAAC beside the optimizers that people would pick instead. **Races at the scales full and quick are short and "
+        "unevenly tuned, from before there were rules: read them as "
         "a first look.** The network, data, batch and initial weights are the same. Each method had the same number of trials, "
         "but not the same search. The target is the loss of AdamW's worst seed. The target on CoLA lies just below predicting "
         "by frequency, so that race measures nothing. The page docs/integrity.md says what was withdrawn."
@@ -295,11 +381,12 @@ def _race(summary: Summary, id: str) -> list[Block]:
     data = summary.data
     about = [data["data"], f"{data['steps']:,} steps of {data['batch']:,}", f"{data['trials']} tuning trials for each method"]
     text = " · ".join([*about, f"{data['seeds']} seeds", data["mode"]])
-    target = f"Target: {data['quantity_title'].lower()} {number(data['target'], 4)} ({data['target_by']})."
+    target = f"Target: {_lower(data['quantity_title'])} {number(data['target'], 4)} ({data['target_by']})."
     return [
         Heading(f"race-{id}", f"{data['title']}, scale “{summary.scale}”"),
         Paragraph(f"{summary.warning}{text}. {target if data['target'] else 'No target.'}"),
         parts.Figure(figure(data, f"curve-{id}")),
         table(data),
+        *([compared(data), clocks(data)] if data.get("rules") else []),
         summary.source,
     ]

@@ -10,7 +10,7 @@ from isaac_lab.records import StoreError
 from isaac_lab.report.parts import Source
 
 #: The largest first.
-SCALES = ("paper", "full", "quick", "smoke")
+SCALES = ("paper", "standard", "full", "quick", "smoke")
 
 
 @dataclass(frozen=True)

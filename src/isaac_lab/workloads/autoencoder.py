@@ -12,6 +12,7 @@ from isaac_lab.data import sets
 from isaac_lab.trial import TrialError
 from isaac_lab.workload import registered, seeded
 from isaac_lab.workloads.examples import Examples
+from isaac_newton.math.likelihood import likelihood_of
 
 #: Of Hinton and Salakhutdinov (2006), from the image to the code.
 SIZES = (784, 1000, 500, 250, 30)
@@ -32,6 +33,7 @@ class DeepAutoencoder(Examples):
         options: Of `examples.Examples`.
     """
 
+    drawn = likelihood_of(nn.BCEWithLogitsLoss(reduction="sum"))
     quantity = "test_loss"
     metrics = MappingProxyType({"test_error": "Squared error of a test image"})
 

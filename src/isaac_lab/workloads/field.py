@@ -16,6 +16,7 @@ from isaac_lab.data import pictures
 from isaac_lab.data.files import md5
 from isaac_lab.workload import Workload, registered, seeded
 from isaac_lab.workloads.examples import Examples
+from isaac_newton.math.likelihood import likelihood_of
 
 #: ω₀ of a SIREN.
 FREQUENCY = 30.0
@@ -54,6 +55,14 @@ def fourier(width: int = 256, hidden: int = 3, features: int = 256, spread: floa
     return nn.Sequential(*layers, nn.Linear(width, 3), nn.Sigmoid())
 
 
+def relu(width: int = 256, hidden: int = 3) -> nn.Module:
+    """The same on the places themselves."""
+    layers: list[nn.Module] = []
+    for number in range(hidden):
+        layers += [nn.Linear(width if number else 2, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 3), nn.Sigmoid())
+
+
 def siren(width: int = 256, hidden: int = 3) -> nn.Module:
     """A first layer and `hidden` ones with sines, and a linear last one, with the initial weights of its authors."""
     layers: list[nn.Module] = []
@@ -79,6 +88,7 @@ class Field(Examples):
         folder: Where the picture is looked for first.
     """
 
+    drawn = likelihood_of(nn.MSELoss())
     quantity = "train_loss"
     metrics = MappingProxyType({"psnr": "PSNR, fitted", "test_psnr": "PSNR, held out"})
 
@@ -172,3 +182,20 @@ def photograph(small: bool, device: str, folder: Path | None, **options: Any) ->
         return fourier_field(small, device, folder, **options)
     own = {"side": 256, "batch": 2048} | options
     return Field(lambda: fourier(128, features=64, spread=15.0), False, device, folder=folder, **own)
+
+
+@registered("muon-inrs", "picture", "split")
+def muon_inrs(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
+    """The network of muon-inrs: 5 layers × 300 on 128 features."""
+    if small:
+        return fourier_field(small, device, folder, **options)
+    return Field(lambda: fourier(300, 4, 128), False, device, folder=folder, **options)
+
+
+@registered("relu-field", "picture", "split")
+def relu_field(small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
+    """Tancik's network without its features."""
+    own: dict[str, Any] = {"picture": pictures.GENERATED, "side": 16} if small else {}
+    made = Field(lambda: relu(16 if small else 256), False, device, folder=folder, **own | options)
+    made.title = f"ReLU without features, {made.data}"
+    return made

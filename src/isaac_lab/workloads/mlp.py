@@ -37,6 +37,7 @@ class Network(Workload):
         batch: Examples of a step. An incomplete last batch is dropped.
         examples: So many training examples, the same for every seed; 0 for all.
         split: With "validation", a tenth of the training examples stands in place of those for tests.
+        standardized: Whether the pixels of all images for training have mean 0 and deviation 1, and others are moved alike.
     """
 
     flat = True
@@ -53,6 +54,7 @@ class Network(Workload):
         batch: int = 60,
         examples: int = 0,
         split: str = "test",
+        standardized: bool = False,
     ) -> None:
         data = sets.load(name, folder)
         inputs, labels = data.train_images, data.train_labels
@@ -65,6 +67,9 @@ class Network(Workload):
             chosen, held = cut(len(inputs), split, examples)
             aside = (inputs[held], labels[held]) if split == "validation" else aside
             inputs, labels = inputs[chosen], labels[chosen]
+        if standardized:
+            mean, deviation = inputs.mean(), inputs.std()
+            inputs, aside = (inputs - mean) / deviation, ((aside[0] - mean) / deviation, aside[1])
         if not 1 <= batch <= len(inputs):
             raise TrialError(f"batch must be at most {len(inputs)}, the number of training examples, got {batch}")
         if not hidden or min(hidden) < 1:
@@ -202,7 +207,7 @@ class Autoencoder(Network):
         losses += (output - y).square_().mean(2).sum(1, dtype=torch.float64)
 
 
-@registered("mnist-mlp", "width", "batch", "data", "examples", "split")
+@registered("mnist-mlp", "width", "batch", "data", "examples", "split", "standardized")
 def mnist_mlp(small: bool, device: str, folder: Path | None, *, width: int = 0, data: str = "", **options: Any) -> Workload:
     """Figure 1's network: four hidden layers of 400, or 50 in the small form."""
     hidden = [width or (50 if small else 400)] * 4

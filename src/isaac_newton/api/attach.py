@@ -135,6 +135,7 @@ def attach(
         sites[name] = ConditionedLayer(name, run, module, registration.adapter, parts)
         sites[name].install()
     _fill_buckets(sites.values())
+    _find_time_first(model, sites.values())
     hook_models(model, run)
     watch = Watch(model, run, sites, lambda name, module: _is_wanted(name, module, layers, exclude))
     return Handle(model, run, sites, skipped, watch)
@@ -149,6 +150,15 @@ def _fill_buckets(sites: Iterable[ConditionedLayer]) -> None:
             if len(bucket.weights) == use.BUCKET:
                 bucket = use.Bucket()
             site.bucket = bucket, bucket.add(weight)
+
+
+def _find_time_first(model: nn.Module, sites: Iterable[ConditionedLayer]) -> None:
+    """In torch's transformers linear layers see what the attention beside them sees: by default positions before samples."""
+    kinds = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+    around = [module for module in model.modules() if isinstance(module, kinds) and not module.self_attn.batch_first]
+    turned = {id(inner) for module in around for inner in module.children()}
+    for site in sites:
+        site.is_time_first = id(site.module) in turned
 
 
 def detach(model: nn.Module) -> None:

@@ -103,7 +103,7 @@ class Handle:
 
     @damping.setter
     def damping(self, value: Damping) -> None:
-        self._run.damping = check(value)
+        self._run.set_damping(value)
 
     @property
     def mask(self) -> Tensor | None:
@@ -126,7 +126,7 @@ class Handle:
             raise ValueError("ζ needs every row: a mask works with ζ* only (output_damping=math.inf)")
         run = self._run
         run.set_mask = run.mask = None if value is None else positions(value)
-        run.mask_met, run.mask_missed = False, None
+        run.differs, run.memory, run.mask_met, run.mask_missed = True, None, False, None
 
     @property
     def output_damping(self) -> OutputDamping:
@@ -298,7 +298,7 @@ class Handle:
         with handle.plain():
             loss_fn(model(x), y).backward()
         """
-        before, self._run.is_plain = self._run.is_plain, True
+        before, self._run.is_plain, self._run.differs = self._run.is_plain, True, True
         try:
             yield
         finally:

@@ -5,7 +5,7 @@ So padding neither counts nor dilutes the curvature.
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from isaac_newton.core.options import Run
 __all__ = ["hook_models", "positions", "unhook_models"]
 
 _NAME = "attention_mask"
+#: What a decoder is called with for its cross-attention.
+_MEMORY, _MEMORY_MASK = "encoder_hidden_states", "encoder_attention_mask"
 #: Inside of a model they are called with masks of their own: an encoder with one, a decoder with another.
 _MODEL = "transformers.modeling_utils.PreTrainedModel"
 
@@ -24,28 +26,33 @@ _MODEL = "transformers.modeling_utils.PreTrainedModel"
 class _TakesMask:
     """Called before a model's forward pass, in which gradients are computed: its mask is that of the pass."""
 
-    def __init__(self, run: Run, position: int, outermost: bool, is_model: bool) -> None:
-        self.run, self._position, self._outermost, self._is_model = run, position, outermost, is_model
+    def __init__(self, run: Run, names: Sequence[str], outermost: bool, is_model: bool) -> None:
+        self.run, self._outermost, self._is_model = run, outermost, is_model
+        self._places = {name: names.index(name) for name in (_NAME, _MEMORY, _MEMORY_MASK) if name in names}
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        found = args[self._position] if self._position < len(args) else kwargs.get(_NAME)
+        if not torch.is_grad_enabled() or self.run.set_mask is not None:
+            return
+        given = {name: args[at] if at < len(args) else kwargs.get(name) for name, at in self._places.items()}
+        found, memory, memory_mask = (given.get(name) for name in (_NAME, _MEMORY, _MEMORY_MASK))
         if isinstance(found, Tensor) and found.dim() == 2 and (self._is_model or not _is_triangle(found)):
-            self._take(found)
+            self.run.take_mask(self._counting(found))
         elif found is None or self._outermost:
             # Other forms say who sees whom, not which positions count.
             self.run.take_mask(None)
+        if isinstance(memory, Tensor):
+            counts = self._counting(memory_mask) if isinstance(memory_mask, Tensor) and memory_mask.dim() == 2 else None
+            self.run.memory = memory, counts
 
-    def _take(self, mask: Tensor) -> None:
-        if not torch.is_grad_enabled() or self.run.set_mask is not None:
-            return
+    def _counting(self, mask: Tensor) -> Tensor | None:
+        """Which positions count, None if all do."""
         counts = mask.to(torch.bool, copy=True) if self._is_model else _counting(mask)
         # A GPU would wait for the answer.
         if counts.device.type == "cpu" and not torch.compiler.is_compiling():
             if bool(counts.all()):
-                self.run.take_mask(None)  # with nothing to leave out, layers keep the form that is cheapest
-                return
+                return None  # with nothing to leave out, layers keep the form that is cheapest
             _warn_if_inverted(counts, "the attention_mask that the model was called with")
-        self.run.take_mask(counts)
+        return counts
 
 
 def _counting(mask: Tensor) -> Tensor:
@@ -102,6 +109,7 @@ def hook_models(model: nn.Module, run: Run) -> None:
     if run.conditions_outputs:
         return
     for module, hook in _hooks(model, run, outermost=True):
+        run.differs = True
         module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
@@ -114,8 +122,10 @@ def _hooks(module: nn.Module, run: Run, outermost: bool) -> Iterator[tuple[nn.Mo
         except (TypeError, ValueError):
             names = []
         if _NAME in names:
-            yield module, _TakesMask(run, names.index(_NAME), outermost, is_model)
+            yield module, _TakesMask(run, names, outermost, is_model)
             outermost = False
+        elif not outermost:
+            yield module, _TakesMask(run, (), outermost, is_model)  # what it sees, as images, is not what the mask is of
     for child in module.children():
         yield from _hooks(child, run, outermost)
 

@@ -69,7 +69,8 @@ def table(
         elif name in newcomers and any(p.dim() > 1 for p in module.parameters(recurse=False)):
             lines.setdefault(name, (module, None, "plain: came after attach"))
         elif name in skipped and name not in newcomers:
-            lines[name] = module, None, f"plain: {skipped[name]}"
+            why = skipped[name]
+            lines[name] = module, None, why if why.startswith("ζ*") else f"plain: {why}"
     order = {name: number for number, name in enumerate(there.values())}
     layers = [(name, *_cells(*lines[name])) for name in sorted(lines, key=lambda name: order.get(name, len(order)))]
     seen = {there.get(id(s.module), n): s.statistics for n, s in sites.items() if s.statistics.effective_rank is not None}

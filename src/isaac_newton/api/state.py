@@ -79,7 +79,8 @@ def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state:
     run.backward_passes, run.steps = passes, steps
     own = _number(given), _relative_to(given)
     if damping is None or own[0] is None or own == before:
-        run.damping = run.damping if damping is None or callable(run.damping) else damping
+        if damping is not None and not callable(run.damping):
+            run.set_damping(damping)
     elif damping != run.damping:
         warnings.warn(
             f"the state has damping={damping}, and this handle was given {given} anew, which stays: set "

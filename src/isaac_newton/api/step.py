@@ -110,6 +110,9 @@ def _unseen(sites: Mapping[str, ConditionedLayer], chosen: set[int] | None) -> l
     """Weights that have a gradient although no backward pass went through their layer."""
     found = []
     for name, site in sites.items():
+        watch = site.run.watch
+        if watch is not None and name in watch.gone:
+            continue  # it has been said that nobody calls this layer
         weight = None if site.gatherings else getattr(site.module, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.grad is not None and (chosen is None or id(weight) in chosen):
             found.append(child(name, "weight"))

@@ -21,7 +21,7 @@ __all__ = ["Watch", "listed"]
 
 _OUTSIDE = (
     "the weights of {} received a gradient, but nobody called these layers, so that it stayed plain: call the layer in place "
-    "of F.linear(x, layer.weight), or name it in exclude="
+    "of F.linear(x, layer.weight), pass its weight through isaac.condition if it has an adapter, or name it in exclude="
 )
 _REPLACED = "{} were replaced after attach, and what took their place keeps its plain gradient: detach and attach again"
 _ADDED = "{} came after attach and keep their plain gradient: detach and attach again"
@@ -30,8 +30,8 @@ _ADDED_UP = (
     "when='step' conditions such a sum by the lookups: use when='backward', or name them in exclude="
 )
 _MASK = (
-    "the mask (handle.mask, or the attention_mask that the model was called with) has the shape {}, with which no layer's "
-    "input begins (one has {}), so that every position counted: set handle.mask to one of (samples, length), or to None"
+    "the mask (handle.mask, or the attention_mask that the model was called with) has the shape {}, with which inputs do "
+    "not begin (one has {}), so that every position counted there: set handle.mask to one of (samples, length), or to None"
 )
 
 
@@ -89,7 +89,7 @@ class Watch:
 
     def came_past(self, names: Iterable[str], gradient: Tensor) -> None:
         """The weight of these layers received a gradient; one of them should have been seen."""
-        if self._run.is_plain:
+        if self._run.is_plain or any(self._sites[name].was_plain for name in names):
             return
         if any(self._sites[name].statistics.backward_pass for name in names):
             self._compare(names, gradient)
@@ -118,6 +118,7 @@ class Watch:
     def after_pass(self) -> None:
         """When a backward pass has ended."""
         run, now = self._run, self._run.backward_passes
+        run.memory = None  # of the forward pass, and large
         if run.clock.running:
             run.clock.end()
         missing, unseen = False, bool(self._unseen)
@@ -131,7 +132,7 @@ class Watch:
         if missing or now >= self._next_look:
             self._next_look = 2 * now
             self.say_what_changed()
-        if run.mask is not None and run.mask_missed is not None and not run.mask_met:
+        if run.mask is not None and run.mask_missed is not None and (run.mask.dim() == 1 or not run.mask_met):
             self._say(_MASK, ["mask"], tuple(run.mask.shape), tuple(run.mask_missed))
         if now + 1 >= self._next_look and self._is_on_cpu:
             run.clock.begin()

@@ -4,8 +4,10 @@ The rows of a pass wait until the parameter has received its gradient in that pa
 """
 
 import functools
+import threading
 import weakref
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -61,6 +63,9 @@ def gather(uses: "Sequence[Use]", gradients: Sequence[Tensor]) -> None:
         use.layer.take(where, run.parts[key][1], gradient)
 
 
+_LOCK = threading.RLock()
+
+
 class Gathering:
     """Belongs to one parameter of a layer.
 
@@ -72,6 +77,7 @@ class Gathering:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.moments: dict[WeightSlice, Moment] = {}
+        self._shape: torch.Size | None = None
         self._hooks: list[tuple[weakref.ref[Tensor], RemovableHandle]] = []
         #: For passes that are running: the parameter, and what was gathered; None once that has received its gradient.
         self._waiting: dict[int, tuple[Tensor, dict[WeightSlice, Moment]] | None] = {}
@@ -107,7 +113,8 @@ class Gathering:
         waiting = self._waiting.get(now)
         if now not in self._waiting:
             self.watch(parameter)
-            self.settle(parameter)
+            with _one_at_a_time():
+                self.settle(parameter)
             self._by_hand |= self._run.gathering
             if not torch.compiler.is_compiling():  # as compiled autograd is, which cannot tell when it ends
                 torch_private.after_backward(functools.partial(self._leave, now, parameter))
@@ -117,8 +124,12 @@ class Gathering:
 
     def watch(self, parameter: Tensor) -> None:
         """Be told when this parameter has received a gradient."""
+        if self._shape != parameter.shape:
+            if self._shape is not None:
+                self.moments.clear()  # averages are of a weight of another size
+            self._shape = parameter.shape
         if not any(known() is parameter for known, _ in self._hooks):
-            hook = parameter.register_post_accumulate_grad_hook(self._accumulated)
+            hook = parameter.register_post_accumulate_grad_hook(functools.partial(_tell, weakref.ref(self)))
             self._hooks = [(known, hook) for known, hook in self._hooks if known() is not None]
             self._hooks.append((weakref.ref(parameter), hook))
         if is_sharded(parameter):
@@ -151,7 +162,7 @@ class Gathering:
                     moment.keep_if(there)  # nothing waits for the device
             elif not there:
                 self.drop(parameter)
-            else:
+            elif not any(self._waiting.values()):  # another thread's pass may have left it, and not told yet
                 self._strange |= not self._explains(gradient)
 
     def drop(self, parameter: Tensor | None = None) -> None:
@@ -180,10 +191,11 @@ class Gathering:
         waiting = self._waiting.get(which)
         if waiting is None:
             return
-        self._waiting[which] = None
-        for where, moment in waiting[1].items():
-            self.moments.setdefault(where, Moment()).absorb(moment)
-        self.grown = self._run.fresh = True
+        with _one_at_a_time():
+            self._waiting[which] = None
+            for where, moment in waiting[1].items():
+                self.moments.setdefault(where, Moment()).absorb(moment)
+            self.grown = self._run.fresh = True
 
     def _leave(self, which: int, parameter: Tensor) -> None:
         """The pass is over. What still waits was for somebody else: `autograd.grad` accumulates nothing."""
@@ -263,6 +275,18 @@ class Gathering:
         # Of a pass that ended in an exception.
         now = torch_private.current_pass()
         self._waiting = {which: waiting for which, waiting in self._waiting.items() if which == now}
+
+
+def _one_at_a_time() -> AbstractContextManager[Any]:
+    """Backward passes in several threads end as they like. The compiler knows no locks, and no threads either."""
+    return nullcontext() if torch.compiler.is_compiling() else _LOCK
+
+
+def _tell(gathering: "weakref.ref[Gathering]", parameter: Tensor) -> None:
+    """A hook on a parameter. What it holds the collector cannot see, and that must not be the model."""
+    told = gathering()
+    if told is not None:
+        told._accumulated(parameter)
 
 
 def _is_filled(gradient: Tensor) -> Tensor | bool:

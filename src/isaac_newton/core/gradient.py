@@ -139,6 +139,7 @@ def condition(
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if weight.is_complex():
         raise TypeError(f"weight must be real, got {weight.dtype}: conditioners are made from real inputs")
+    site.check_features(weight, input, arrange is sequence, transposed)
     if traced.is_traced():
         return traced.condition(weight, bias, input, site, arrange, transposed, site.run.mask)
     if not (torch.is_grad_enabled() and weight.requires_grad):

@@ -15,6 +15,7 @@ from isaac_newton.core.distributed import is_sharded
 from isaac_newton.core.gathering import Gathering, Part, part_of
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
+from isaac_newton.core.repeated import Repeats
 from isaac_newton.core.rows import Rows
 from isaac_newton.core.statistics import Statistics
 from isaac_newton.math import equations
@@ -71,6 +72,12 @@ class ConditionedLayer:
         self.left: list[Tensor] | None = None
         #: With `when="step"`: what each parameter has gathered.
         self.gatherings: dict[str, Gathering] = {}
+        #: Whether its input has positions before samples.
+        self.is_time_first = False
+        #: Whether a call was to have the plain gradient.
+        self.was_plain = False
+        #: The calls that activation checkpointing may repeat.
+        self.repeats = Repeats()
         #: The bucket of its weight, and the number of the weight there.
         self.bucket: tuple[Bucket, int] | None = None
         #: The sizes of its uses in the code that was compiled last, and what stands for that compilation.
@@ -101,8 +108,21 @@ class ConditionedLayer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
+        run = self.run
+        if not run.differs:
+            return self._call(args, kwargs)
+        before = run.mask, run.is_plain
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        run.mask, run.is_plain = self.repeats.found(self.name, run, x, training=self.module.training)
+        self.was_plain |= run.is_plain
+        try:
+            return self._call(args, kwargs)
+        finally:
+            run.mask, run.is_plain = before
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module: Any = self._module
-        if torch.is_grad_enabled() and not self.run.is_plain and (module.training or not is_exported()):
+        if torch.is_grad_enabled() and not self.run.is_plain and not is_exported():
             assert self.adapter is not None
             if not torch.compiler.is_compiling() and self._is_new:
                 self._check_whole()
@@ -200,6 +220,15 @@ class ConditionedLayer:
             before = plain if isinstance(plain, Tensor) else plain()
             self.inspect(lambda: equations.spectrum(r), made.damping, before, conditioned)
 
+    def check_features(self, weight: Tensor, x: Tensor, are_last: bool, transposed: bool) -> None:
+        """Refuse rows that this weight cannot multiply."""
+        features = weight.shape[0] if transposed else weight.shape[1:].numel()
+        if are_last and (x.dim() == 0 or x.shape[-1] != features):
+            raise ValueError(
+                f"layer {self.name!r}: a weight of shape {tuple(weight.shape)} multiplies rows of {features} features, got an "
+                f"input of shape {tuple(x.shape)}; give isaac.condition what the weight multiplies, or an arrange="
+            )
+
     def note_compiled(self, compilation: object, sizes: tuple[Any, ...]) -> None:
         """The compiler came to a use of these sizes."""
         before, _ = self.compiled
@@ -260,7 +289,7 @@ class ConditionedLayer:
     def gathering(self, parameter: str) -> Gathering:
         """That of one parameter."""
         if parameter not in self.gatherings:
-            self.gatherings[parameter] = Gathering(self.run)
+            self.gatherings.setdefault(parameter, Gathering(self.run))  # another thread may have been faster
         return self.gatherings[parameter]
 
     def gathers(self, moment: Moment | None) -> bool:

@@ -15,6 +15,7 @@ from isaac_newton import torch_private
 from isaac_newton.core.checks import check_choice, check_count, check_flag, check_share
 from isaac_newton.core.clock import Clock
 from isaac_newton.core.distributed import Ranks
+from isaac_newton.kernels.permutation import draw_seed
 from isaac_newton.math.damping import Damping, RelativeTo, check, number, relative_to
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ __all__ = [
     "Run",
     "Sharing",
     "When",
-    "draw_seed",
     "is_kfac",
 ]
 
@@ -50,6 +50,8 @@ MOST_WAITING = 1024
 
 class Watcher(Protocol):
     """Who looks after each backward pass whether everything was conditioned that should have been."""
+
+    gone: dict[str, str]
 
     def after_pass(self) -> None: ...
     def met_frozen(self, name: str) -> None: ...
@@ -158,6 +160,8 @@ class Run:
         output_damping: λ_g; infinite for ζ*.
         mask: Which positions count, in the forward pass that runs: what was set by hand, else what the model was called with.
         set_mask: What was set by hand.
+        memory: What an encoder has made, as its decoder is called with it, and the mask of that.
+        differs: Whether calls of a layer may differ by mask or `is_plain`.
         backward_passes: With `steps`, what a damping schedule is called with.
         bound: Whether somebody is to condition the gradients at the step.
         is_plain: Whether forward passes lead to plain gradients.
@@ -187,6 +191,8 @@ class Run:
     output_damping: OutputDamping = math.inf
     mask: Tensor | None = None
     set_mask: Tensor | None = None
+    memory: tuple[Tensor, Tensor | None] | None = field(default=None, repr=False)
+    differs: bool = False
     backward_passes: int = 0
     steps: int = 0
     bound: bool = False
@@ -207,6 +213,7 @@ class Run:
     clock: Clock = field(default_factory=Clock, repr=False)
     mask_met: bool = False
     mask_missed: Sequence[int] | None = None
+    said_of_repeats: bool = field(default=False, repr=False)
     relative: RelativeTo | None = field(init=False)
     number: int = field(init=False)
     _warned: bool = field(default=False, repr=False)
@@ -220,14 +227,10 @@ class Run:
     _strange: bool = field(default=False, repr=False)
     _lent: bool = field(default=False, repr=False)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-        if name == "damping":
-            self.relative = relative_to(self.damping)
-
     def __post_init__(self) -> None:
-        self._enroll()
-        self.damping = check(self.damping)
+        LIVE.add(self)
+        self.number = next(_NUMBERS)
+        self.set_damping(self.damping)
         if not is_kfac(self.output_damping):
             self.output_damping = check(self.output_damping, "output_damping")
         self.options.check_outputs(self.output_damping)
@@ -235,15 +238,17 @@ class Run:
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
         fresh: dict[str, Any] = {"_source": None, "waiting": [], "made": {}, "parts": {}, "bound": False, "watch": None}
-        return {**self.__dict__, **fresh, "_pass": -1, "_stepped": set()}
+        return {**self.__dict__, **fresh, "_pass": -1, "_stepped": set(), "memory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._enroll()
-
-    def _enroll(self) -> None:
-        self.number = next(_NUMBERS)
         LIVE.add(self)
+        self.number = next(_NUMBERS)
+
+    def set_damping(self, damping: Damping) -> None:
+        """From now on this one. Compiled code asks what it is relative to, and must not keep the number."""
+        self.damping = check(damping)
+        self.relative = relative_to(self.damping)
 
     @property
     def conditions_outputs(self) -> bool:
@@ -291,10 +296,8 @@ class Run:
         return now
 
     def take_mask(self, mask: Tensor | None) -> None:
-        """The mask that a model is called with holds until another forward pass, unless one was set by hand."""
-        if not torch.is_grad_enabled() or self.set_mask is not None:
-            return
-        self.mask, self.mask_met, self.mask_missed = mask, False, None
+        """The mask that a model is called with holds until another forward pass."""
+        self.mask, self.memory, self.mask_met, self.mask_missed = mask, None, False, None
 
     def damping_now(self) -> tuple[float | Tensor, RelativeTo]:
         """λ, or ρ and what it is relative to, for the current backward pass or step."""
@@ -394,11 +397,6 @@ class Run:
 #: All that exist: `capture` finds those that a training step uses by the backward passes they count.
 LIVE: "weakref.WeakSet[Run]" = weakref.WeakSet()
 _NUMBERS = itertools.count()
-
-
-def draw_seed(backward_passes: int) -> int:
-    """The seed of the rows that are drawn in a backward pass."""
-    return (torch.initial_seed() + 0x9E3779B97F4A7C15 * backward_passes) % 2**63
 
 
 def is_kfac(value: object) -> bool:

@@ -69,6 +69,11 @@ def sequence(x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
     return x[None], x.dim() - 2
 
 
+def time_first(x: Float[Tensor, "length samples features"]) -> tuple[Tensor, int]:
+    """The same where positions come before samples."""
+    return x.transpose(0, 1)[None], 1
+
+
 class Rows(NamedTuple):
     """What feeds a conditioner."""
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from isaac_newton.core.conditioner import invert, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer, layer_of, live_layers
 from isaac_newton.core.moments import WeightSlice
-from isaac_newton.core.options import LIVE, Run, draw_seed
+from isaac_newton.core.options import LIVE, Run
 from isaac_newton.core.outputs import condition_outputs
 from isaac_newton.core.rows import Layout, Rows, cast, gather, sequence, working_dtype
 from isaac_newton.core.use import Use, conditioners
-from isaac_newton.kernels.permutation import permuted
+from isaac_newton.kernels.permutation import draw_seed, permuted
 from isaac_newton.math.damping import number
 from isaac_newton.torch_private import current_pass, has_values
 

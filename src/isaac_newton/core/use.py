@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -172,7 +173,7 @@ def has_own_form(x: Tensor, layer: ConditionedLayer, arrange: Arrange) -> bool:
     It saves a product where rows are fewer than features. Else it saves digits: conditioned rows are rounded once, after it.
     """
     if not isinstance(x, Tensor) or x.is_nested or x.layout is not torch.strided:
-        raise TypeError(_why_odd(x, layer))
+        _refuse(x, layer)
     run, options = layer.run, layer.run.options
     if options.max_rows is not None and x.numel() > options.max_rows * x.shape[-1]:
         return False
@@ -189,12 +190,11 @@ def _is_done_together(x: Tensor, run: Run) -> bool:
     return x.is_cuda and run.capture is None and not run.conditions_outputs
 
 
-def _why_odd(x: object, layer: ConditionedLayer) -> str:
-    """What a layer received that cannot be conditioned."""
+def _refuse(x: object, layer: ConditionedLayer) -> NoReturn:
     if not isinstance(x, Tensor):
-        return f"layer {layer.name!r} received a {type(x).__name__} in the place of a tensor"
+        raise TypeError(f"layer {layer.name!r} received a {type(x).__name__} in the place of a tensor")
     kind = "nested" if x.is_nested else "sparse"
-    return (
+    raise TypeError(
         f"layer {layer.name!r} received a {kind} tensor, and conditioners are made of dense rows: give it a dense one, or "
         "leave the layer out with layers="
     )
@@ -276,8 +276,9 @@ class Opening:
             for number, use in zip(numbers, uses, strict=True):
                 use.kept = None
                 self.left.pop(number, None)
-        # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
-        run.alone |= len(chosen) < len(here)
+        if len(chosen) < len(here):
+            # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
+            run.alone = True
         if started:
             run.clock.add(started)
         return result

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_newton.torch_private import has_values, is_transformed
+from isaac_newton.torch_private import differentiates_forward, has_values, is_transformed
 
 __all__ = [
     "GRAM",
@@ -54,7 +54,7 @@ class Inverted(NamedTuple):
 
 def groupable(xs: Sequence[Tensor]) -> list[bool]:
     """Which tensors the Triton kernels can take. Importing them takes a moment, so that it waits until somebody may."""
-    watched = torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed()
+    watched = torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed() or differentiates_forward()
     return [HAS_TRITON and x.is_cuda and x.dtype in _PRECISIONS and not (watched and is_differentiable(x)) for x in xs]
 
 
@@ -63,4 +63,4 @@ def is_differentiable(*tensors: Tensor) -> bool:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return True
     watched = torch.compiler.is_compiling() or is_transformed()
-    return watched and not all(map(has_values, tensors))
+    return differentiates_forward() or (watched and not all(map(has_values, tensors)))

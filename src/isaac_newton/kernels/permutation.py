@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-__all__ = ["FIRST", "GOLDEN", "ROUNDS", "SECOND", "WORD", "bits_of", "folded", "permuted"]
+__all__ = ["FIRST", "GOLDEN", "ROUNDS", "SECOND", "WORD", "bits_of", "draw_seed", "folded", "permuted"]
 
 _Number = TypeVar("_Number", int, Tensor)
 
@@ -29,6 +29,11 @@ def bits_of(total: int) -> int:
     if not 0 < total < 2**31:
         raise ValueError(f"rows are drawn from 1 to 2³¹ − 1 positions, got {total}")
     return (total - 1).bit_length()
+
+
+def draw_seed(backward_passes: int) -> int:
+    """The seed of the rows that are drawn in a backward pass."""
+    return (torch.initial_seed() + 0x9E3779B97F4A7C15 * backward_passes) % 2**63
 
 
 def folded(seed: int) -> int:

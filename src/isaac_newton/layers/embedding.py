@@ -118,7 +118,7 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
         if site.left is not None:
             site.left.append(g)
         return g
-    total = counts.sum().clamp_min(1)
+    total, tokens = counts.sum().clamp_min(1), input.reshape(-1).long()
     damping, relative = run.damping_now()
     if relative:
         # One-hot rows as wide as the vocabulary have this mean square; their second moment is diagonal.
@@ -127,11 +127,11 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
         )
     factors = 1 / (1 + counts / (total * damping))
     if run.options.keep_norm:
-        factors = factors * _lengthening(g, factors, counts, input.reshape(-1))
+        factors = factors * _lengthening(g, factors, counts, tokens)
     if run.inspecting:
         plain = g.to_dense().to(counts.dtype)
         site.inspect(lambda: counts / total, damping, plain, plain * factors[:, None])
-    done = _scaled(g, factors, input.reshape(-1))
+    done = _scaled(g, factors, tokens)
     if site.left is not None:
         site.left.append(done)
     return done
@@ -241,7 +241,7 @@ def _bag_rows(
         starts = offsets[:-1] if layer.include_last_offset else offsets
         bags = len(starts)
         bag = torch.bucketize(torch.arange(len(input), device=input.device), starts, right=True) - 1
-    tokens, column, often = torch.unique(input, return_inverse=True, return_counts=True)
+    tokens, column, often = torch.unique(input.long(), return_inverse=True, return_counts=True)
     dtype = torch.float64 if layer.weight.dtype == torch.float64 else torch.float32
     share = torch.ones(input.numel(), dtype=dtype, device=input.device)
     if shares is not None:

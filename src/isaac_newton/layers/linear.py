@@ -9,15 +9,19 @@ from isaac_newton.core.gradient import apply
 from isaac_newton.core.layer import ConditionedLayer, is_exported
 from isaac_newton.core.operations import LINEAR
 from isaac_newton.core.options import Run
-from isaac_newton.layers.registry import register
-from isaac_newton.math.damping import Damping, check
+from isaac_newton.core.rows import sequence, time_first
+from isaac_newton.layers.registry import REASONS, register
+from isaac_newton.math.damping import Damping
 
 __all__ = ["Linear"]
 
 
 @register(nn.Linear, outputs=True)
 def _linear(layer: nn.Linear, site: ConditionedLayer, input: Tensor) -> Tensor:
-    return apply(LINEAR, input, layer.weight, layer.bias, site)
+    # Where every row counts, their order does not.
+    ordered = site.run.mask is not None or site.run.options.sharing == "reduce"
+    arrange = time_first if ordered and site.is_time_first and input.dim() == 3 else sequence
+    return apply(LINEAR, input, layer.weight, layer.bias, site, arrange)
 
 
 @register("transformers.pytorch_utils.Conv1D", outputs="empirical")
@@ -71,14 +75,17 @@ class Linear(nn.Linear):
 
     @damping.setter
     def damping(self, value: Damping) -> None:
-        self._site.run.damping = check(value)
+        self._site.run.set_damping(value)
 
     def forward(self, input: Tensor) -> Tensor:
         """What `nn.Linear` returns."""
-        if not self.training and is_exported():
+        if is_exported():
             return super().forward(input)
         return apply(LINEAR, input, self.weight, self.bias, self._site)
 
     def extra_repr(self) -> str:
         """What `nn.Linear` says, and the damping."""
         return f"{super().extra_repr()}, damping={self.damping}"
+
+
+REASONS[Linear] = "ζ* by itself: an isaac_newton.Linear has a damping of its own"

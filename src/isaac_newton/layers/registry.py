@@ -10,7 +10,7 @@ from torch import nn
 from isaac_newton.core.distributed import is_sharded
 from isaac_newton.torch_private import BATCH_NORMS, PARALLELIZED, is_flattened
 
-__all__ = ["Adapter", "Registration", "find", "register"]
+__all__ = ["REASONS", "Adapter", "Registration", "find", "register"]
 
 #: The forward pass of a layer where gradients are computed: called with the layer, its site and the arguments of its `forward`.
 Adapter: TypeAlias = Callable[..., Any]
@@ -41,7 +41,8 @@ _REGISTRY: dict[type[nn.Module] | str, Registration] = {}
 _COMPLEX = "its weights are complex, and conditioners are made from real inputs"
 _SPLIT = "tensor parallelism has split its weight over ranks, and a conditioner needs whole inputs and gradients"
 _NORMALIZATION = "normalization scales each feature by itself: there is no input matrix to condition with"
-_REASONS: dict[type, str] = {
+#: Of types that no adapter will serve.
+REASONS: dict[type, str] = {
     nn.LayerNorm: _NORMALIZATION,
     nn.RMSNorm: _NORMALIZATION,
     nn.GroupNorm: _NORMALIZATION,
@@ -97,8 +98,8 @@ def find(layer: nn.Module) -> Registration | str:
     """How to condition a layer, or the reason why not."""
     kind: Any = type(layer)
     for base in kind.__mro__:
-        if base in _REASONS:
-            return _REASONS[base]
+        if base in REASONS:
+            return REASONS[base]
         found = _REGISTRY.get(base) or _REGISTRY.get(f"{base.__module__}.{base.__qualname__}")
         if found is not None:
             if kind.forward is not base.forward:

@@ -26,6 +26,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from isaac_newton import torch_private
+
 __all__ = ["condition_rows", "kfac", "zeta", "zeta_star"]
 
 
@@ -139,7 +141,7 @@ def kfac(
 def inverse(x: Float[Tensor, "*groups k l"], scale: float | Tensor) -> Float[Tensor, "*groups k k"]:
     r"""$(I + s\,x x^\top)^{-1}$ through one Cholesky factorization; NaN where `x` is not finite."""
     gram = scale * (x @ x.mT)
-    return torch.cholesky_inverse(_factor(gram, 1.0))
+    return _inverse_of(_factor(gram, 1.0))
 
 
 def root_conditioner(
@@ -152,7 +154,7 @@ def root_conditioner(
     """
     gram = precise(moment) / damping
     if power == 1.0:
-        return torch.cholesky_inverse(_factor(gram, 1.0))
+        return _inverse_of(_factor(gram, 1.0))
     finite = gram.isfinite().all(-1).all(-1)[..., None, None]
     # The eigensolver raises where the other one returns NaN.
     try:
@@ -250,3 +252,12 @@ def _factor(gram: Float[Tensor, "*groups k k"], shift: float | Tensor) -> Float[
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     factor, info = torch.linalg.cholesky_ex(gram + shift[..., None, None] * identity)
     return torch.where((info == 0)[..., None, None], factor, math.nan)
+
+
+def _inverse_of(factor: Float[Tensor, "*groups k k"]) -> Float[Tensor, "*groups k k"]:
+    """The inverse of the matrix with this Cholesky factor."""
+    if not torch_private.differentiates_forward():
+        return torch.cholesky_inverse(factor)
+    # Its forward-mode derivative is wrong in torch 2.13; that of two triangular solves is not.
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    return torch.cholesky_solve(identity.expand_as(factor), factor)

@@ -1,8 +1,10 @@
-"""Who races and how: the rules as arms, each with equally many tuning runs and then the best settings at other seeds."""
+"""Who races and how: the rules as arms, with equally many tuning runs for everyone, and then fresh seeds."""
 
+import hashlib
+import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from types import MappingProxyType
@@ -10,53 +12,60 @@ from typing import Any
 
 from isaac_lab.method import METHODS
 from isaac_lab.record import Record
-from isaac_lab.study import Arm, Search
+from isaac_lab.study import Arm, Kept, Result, Search, resolve
 from isaac_lab.trial import Trial, Value
 
-__all__ = ["COURSES", "REFERENCE", "SCALES", "Course", "Entrant", "Range", "Scale", "arm", "ending", "entrants", "places"]
-
-RULES: Mapping[str, Any] = MappingProxyType(tomllib.loads((files(__package__) / "rules.toml").read_text(encoding="utf-8")))
-#: Whose loss at the end of the budget is the target of all.
-REFERENCE: str = RULES["reference"]
+_TEXT: Mapping[str, Any] = tomllib.loads((files(__package__) / "rules.toml").read_text(encoding="utf-8"))
+#: What all races share.
+RULES: Mapping[str, Any] = MappingProxyType(_TEXT["rules"])
 #: Of the Halton sequence, one for each dimension.
 PRIMES = (2, 3, 5)
-#: In tables: an optimizer that ISAAC is put before.
-BASES = {"momentum": "SGD + momentum", "adamw": "AdamW", "muon": "Muon"}
+#: Numbers just below 1, searched evenly in the logarithm of what they lack.
+BELOW_ONE = ("beta2", "momentum")
 
 
 @dataclass(frozen=True)
 class Range:
-    """Positive numbers from one to another; all of them are searched evenly in their logarithm."""
+    """Numbers from one to another, evenly in their logarithm, or, just below 1, in that of their distance to it.
+
+    Args:
+        low: At the place 0.
+        high: At the place 1; there are places beyond.
+        below_one: Whether they lie just below 1.
+    """
 
     low: float
     high: float
+    below_one: bool = False
 
     def at(self, place: float) -> float:
         """The number at this share of the way, with three digits."""
-        return float(f"{self.low * (self.high / self.low) ** place:.3g}")
+        low, high = self._ends()
+        found = float(f"{low * (high / low) ** place:.3g}")
+        return round(1 - found, 12) if self.below_one else found
+
+    def place(self, value: float) -> float:
+        """Where a number is."""
+        low, high = self._ends()
+        return math.log((1 - value if self.below_one else value) / low) / math.log(high / low)
+
+    def _ends(self) -> tuple[float, float]:
+        return (1 - self.low, 1 - self.high) if self.below_one else (self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is run.
-
-    Args:
-        name: On the command line.
-        small: Whether the small forms of the workloads are raced.
-        trials: Tuning trials of each method.
-        seeds: Runs of each method with its tuned settings.
-        points: How often a run is measured.
-        rounds: How often the methods take turns when their steps are timed.
-        longest: Seconds that a run may take.
-    """
+    """How much is run; the file says what each number is."""
 
     name: str
     small: bool
-    trials: int
+    first: int
+    more: int
+    least: int
+    rounds: int
     seeds: int
     points: int
-    rounds: int
-    longest: float
+    turns: int
 
 
 @dataclass(frozen=True)
@@ -64,38 +73,72 @@ class Course:
     """The rules on one workload.
 
     Args:
-        workload: Its name in the registry.
-        lengths: Of a run, by scale.
-        rates: Ranges of learning rates, by optimizer; "isaac-…" where ISAAC wants another than the optimizer alone.
-        second_rates: Range of AdamW's learning rate beside Muon.
-        unit: Of `lengths`: "steps" or "epochs".
-        dampings: Range of λ of ISAAC and K-FAC.
-        sharing: Of ISAAC: "expand" or "reduce".
-        relative: Whether ISAAC's λ is relative to the size of the layers' inputs.
-        running: Whether ISAAC also enters with a running average of the inputs' second moment.
-        schedule: Of the learning rate.
-        decay: Weight decay of optimizers that add it to the gradient.
-        decoupled: Weight decay of those that do not.
-        most_points: How often a run is measured at most; measuring some workloads takes longer than training them.
+        name: In the file, on the command line, of its folder.
+        source: Whose problem it is.
+        metric: What decides, a quantity of the workload.
+        target: A number, or the method whose mean it is.
+        smoke: At this scale: `steps`, and perhaps a `variant`.
+        standard: The same.
+        workload: In the registry; the name unless given.
+        higher: Whether more of the metric is better.
+        all: Whether everyone races, or those that race everywhere.
+        adaptive: Times the learning rates of methods that do not depend on the scale of the loss.
+        plain: Times those of methods that do.
+        schedule: Of the learning rate, after the warm-up.
+        warm_up: Share of the steps.
+        settings: Of all methods.
+        decay: Weight decay, "added" to the gradient or "decoupled".
+        conditioned: Settings of all methods with ISAAC.
+        published: By method, what its authors or users report of the metric.
     """
 
-    workload: str
-    lengths: Mapping[str, int]
-    rates: Mapping[str, Range]
-    second_rates: Range
-    unit: str = "steps"
-    dampings: Range = field(default_factory=lambda: Range(0.01, 10))
-    sharing: str = "expand"
-    relative: bool = False
-    running: bool = False
-    schedule: str = "constant"
-    decay: float = 0.0
-    decoupled: float = 0.0
-    most_points: int = 1_000
+    name: str
+    source: str
+    metric: str
+    target: float | str
+    smoke: Mapping[str, Any]
+    standard: Mapping[str, Any]
+    workload: str = ""
+    higher: bool = False
+    all: bool = False
+    adaptive: float = 1.0
+    plain: float = 1.0
+    schedule: str = "cosine"
+    warm_up: float = 0.05
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    decay: Mapping[str, float] = field(default_factory=dict)
+    conditioned: Mapping[str, Value] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
 
-    def length(self, scale: Scale, epoch: int) -> int:
-        """Steps of a run, where an epoch has so many."""
-        return self.lengths[scale.name] * (epoch if self.unit == "epochs" else 1)
+    def rules(self, scale: Scale) -> str:
+        """The hash of what a run is made by."""
+        shared = {name: own for name, own in _TEXT.items() if name not in ("scales", "workloads")}
+        own = {**vars(self), "smoke": None, "standard": None, scale.name: getattr(self, scale.name)}
+        made_by = json.dumps([shared, vars(scale), own], sort_keys=True)
+        return hashlib.sha256(made_by.encode()).hexdigest()[:12]
+
+    def blank(self, scale: Scale, network: str = "") -> Trial:
+        """A run without a method's numbers, at the seed and on the split of searches."""
+        own = getattr(self, scale.name)
+        variant = {**own.get("variant", {}), **({"model": network} if network else {})}
+        return Trial(
+            self.workload or self.name,
+            "adamw",
+            tuple(self.settings.items()),
+            tuple(variant.items()),
+            self.schedule,
+            own["steps"],
+            min(scale.points, own["steps"]),
+            RULES["search_seed"],
+            scale.small,
+            "validation",
+            self.rules(scale),
+        )
+
+    def value(self, record: Record) -> float:
+        """What decides in a search: lower is better, infinite where the run diverged."""
+        found = record.final(self.metric)
+        return -found if self.higher and math.isfinite(found) else found
 
 
 @dataclass(frozen=True)
@@ -103,108 +146,136 @@ class Entrant:
     """A method in a race.
 
     Args:
-        name: On the command line and in records.
+        name: On the command line and in tables' records.
         label: In tables and pictures.
         method: A name that `method.find` knows.
+        search: What is tuned, with its range; the rate as on a workload whose factors are 1.
+        plain: Whether the learning rate depends on the scale of the loss.
         settings: Those that are not tuned.
+        schedule: In place of the workload's.
     """
 
     name: str
     label: str
     method: str
-    settings: tuple[tuple[str, Value], ...] = ()
+    search: Mapping[str, Range]
+    plain: bool = False
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    schedule: str = ""
 
     @property
     def ours(self) -> bool:
-        """Whether this library conditions its gradient."""
+        """Whether this library conditions the gradient, in the form that is raced."""
         return self.method.endswith("+isaac")
 
-    @property
-    def optimizer(self) -> str:
-        """Without what conditions it."""
-        return self.method.partition("+")[0]
-
     def space(self, course: Course) -> dict[str, Range]:
-        """What is tuned, with its range: the learning rate, and one number more where the method has one.
+        """What is tuned on a workload."""
+        factors = {"learning_rate": course.plain if self.plain else course.adaptive, "second_rate": course.adaptive}
+        scaled = {name: factors.get(name, 1.0) for name in self.search}
+        return {
+            name: replace(own, low=scaled[name] * own.low, high=scaled[name] * own.high) for name, own in self.search.items()
+        }
 
-        Where ISAAC's damping is the second number of Muon, the learning rate of AdamW beside it moves with Muon's.
-        """
-        key = f"isaac-{self.optimizer}" if self.ours else self.optimizer
-        found = {"learning_rate": course.rates.get(key) or course.rates[self.optimizer]}
-        if self.ours or "damping" in METHODS[self.optimizer].takes:
-            found["damping"] = course.dampings
-        elif self.optimizer == "muon":
-            found["second_rate"] = course.second_rates
-        return found
-
-    def trial(self, course: Course, scale: Scale, places: tuple[float, ...], *, steps: int, network: str = "") -> Trial:
-        """A run at seed 0 with the settings at these places of the ranges, in the order of `space`."""
-        settings: dict[str, Value] = dict(self.settings)
-        settings |= {name: found.at(place) for (name, found), place in zip(self.space(course).items(), places, strict=True)}
-        if self.optimizer == "muon" and "second_rate" not in settings:
-            settings["second_rate"] = course.second_rates.at(places[0])
-        if course.relative and self.ours:
-            settings["relative"] = True
-        decay = course.decoupled if self.optimizer in RULES["decoupled"] else course.decay
+    def trial(self, course: Course, blank: Trial, places: Sequence[float]) -> Trial:
+        """A run with the settings at these places of the ranges, in the order of `space`."""
+        decoupled = self.method.partition("+")[0] in RULES["decoupled"]
+        decay = course.decay.get("decoupled" if decoupled else "added", 0.0)
+        settings: dict[str, Value] = {"warm_up": round(course.warm_up * blank.steps), **self.settings}
+        settings |= course.conditioned if self.ours else {}
         settings |= {"weight_decay": decay} if decay else {}
-        return Trial(
-            course.workload,
-            self.method,
-            tuple(settings.items()),
-            (("model", network),) if network else (),
-            course.schedule,
-            steps,
-            min(scale.points, course.most_points),
-            small=scale.small,
-        )
+        settings |= {name: own.at(place) for (name, own), place in zip(self.space(course).items(), places, strict=True)}
+        return replace(blank, method=self.method, schedule=self.schedule or blank.schedule).having(**settings)
 
 
-def _course(workload: str, rules: Mapping[str, Any]) -> Course:
-    rates = {name: Range(*ends) for name, ends in RULES["rates"][rules["rates"]].items()}
-    return Course(workload, **{**rules, "rates": rates, "second_rates": Range(*rules["second_rates"])})
+def _entrants() -> dict[str, Entrant]:
+    found = {}
+    for name, own in _TEXT["methods"].items():
+        known = {"method": name, **own}
+        known["search"] = {key: Range(ends[0], ends[1], key in BELOW_ONE) for key, ends in own["search"].items()}
+        found[name] = Entrant(name, METHODS[name].title if name in METHODS else "FOOF", **known)
+    for base in _TEXT["isaac"]["before"]:
+        own = found[base]
+        search = {**own.search, "damping": Range(*_TEXT["isaac"]["damping"])}
+        label = f"{own.label.removesuffix(' + AdamW')} + ISAAC"
+        found[f"isaac-{base}"] = replace(own, name=f"isaac-{base}", label=label, method=f"{base}+isaac", search=search)
+    return found
 
 
-SCALES: Mapping[str, Scale] = MappingProxyType({name: Scale(name, **own) for name, own in RULES["scales"].items()})
+#: By name, in the order of the tables.
+ENTRANTS: Mapping[str, Entrant] = MappingProxyType(_entrants())
+SCALES: Mapping[str, Scale] = MappingProxyType({name: Scale(name, **own) for name, own in _TEXT["scales"].items()})
 #: In the order of the tables.
-COURSES: Mapping[str, Course] = MappingProxyType({name: _course(name, own) for name, own in RULES["workloads"].items()})
+COURSES: Mapping[str, Course] = MappingProxyType({name: Course(name, **own) for name, own in _TEXT["workloads"].items()})
 
 
 def entrants(course: Course) -> tuple[Entrant, ...]:
     """All of a workload, also those that cannot run there."""
-    methods = RULES["methods"]
-    every = (("every", RULES["kfac_every"]),)
-    rivals = [Entrant(name, METHODS[name].title, name, every if name == "kfac" else ()) for name in methods["rivals"]]
-    how = () if course.sharing == "expand" else (("sharing", course.sharing),)
-    ours = [Entrant(f"isaac-{base}", f"{BASES[base]} + ISAAC", f"{base}+isaac", how) for base in methods["isaac"]]
-    for base in methods["running"] if course.running else ():
-        ours.append(Entrant(f"isaac-{base}-running", f"{BASES[base]} + ISAAC, running", f"{base}+isaac", (("running", True),)))
-    return (*rivals, *ours)
+    return tuple(own for name, own in ENTRANTS.items() if course.all or name in RULES["everywhere"])
 
 
-def arm(entrant: Entrant, course: Course, scale: Scale, *, steps: int, quantity: str, network: str = "") -> Arm:
-    """Tuning at seed 0 over the whole budget, then the best settings with other seeds."""
-    points = places(len(entrant.space(course)), scale.trials)
-    tuning = [entrant.trial(course, scale, point, steps=steps, network=network) for point in points]
+def arms(course: Course, scale: Scale, kept: Kept, network: str = "") -> dict[str, Arm]:
+    """By name; with as many rounds for everyone as it takes until nobody's best lies at an edge, at most those of the scale.
+
+    Who has not begun is not waited for.
+    """
+    for rounds in range(scale.least, scale.rounds + 1):
+        made = {entrant.name: _arm(entrant, course, scale, kept, rounds, network) for entrant in entrants(course)}
+        found = {name: own for name, arm in made.items() if (own := resolve(arm, kept)).tried[0]}
+        searching = any(trial.split == "validation" for own in found.values() for trial in own.due)
+        if searching or not any(edges(ENTRANTS[name], own) for name, own in found.items()):
+            break
+    return made
+
+
+def _arm(entrant: Entrant, course: Course, scale: Scale, kept: Kept, rounds: int, network: str) -> Arm:
+    blank, dimensions = course.blank(scale, network), len(entrant.search)
+
+    def search(number: int) -> Search:
+        """A round, the first one all over the ranges, a later one around the best of those before."""
+        first, count = (1, scale.first) if not number else (1 + scale.first + (number - 1) * scale.more, scale.more)
+        points = [[_halton(at, prime) for prime in PRIMES[:dimensions]] for at in range(first, first + count)]
+        before = None
+        if number:
+            found = resolve(Arm(entrant.name, finals, tuple(searches)), kept)
+            before = found.best
+            points = [] if before is None else [_around(entrant, course, found, point) for point in points]
+        trials = [entrant.trial(course, blank, point) for point in points]
+        return Search(lambda _: trials if before is None else [before, *trials], course.value)
 
     def finals(best: Trial | None) -> list[Trial]:
-        return [] if best is None else [replace(best, seed=seed) for seed in range(1, scale.seeds + 1)]
+        seeds = range(RULES["first_seed"], RULES["first_seed"] + scale.seeds)
+        return [] if best is None else [replace(best, split="test", seed=seed) for seed in seeds]
 
-    return Arm(entrant.name, finals, (Search(lambda _: tuning, lambda record: ending(record, quantity)),))
-
-
-def ending(record: Record, quantity: str) -> float:
-    """What a tuning run is judged by: the mean of its last measurements; infinite where it diverged."""
-    values = record.column(quantity)[-RULES["last"] :]
-    if not record.finished or not all(math.isfinite(value) for value in values):
-        return math.inf
-    return math.fsum(values) / len(values)
+    searches: list[Search] = []
+    for number in range(rounds):
+        searches.append(search(number))
+    return Arm(entrant.name, finals, tuple(searches))
 
 
-def places(dimensions: int, count: int) -> list[tuple[float, ...]]:
-    """Points of the unit cube: evenly from end to end where there is one dimension, else those of the Halton sequence."""
-    if dimensions == 1:
-        return [(number / (count - 1) if count > 1 else 0.5,) for number in range(count)]
-    return [tuple(_halton(number, prime) for prime in PRIMES[:dimensions]) for number in range(1, count + 1)]
+def _around(entrant: Entrant, course: Course, found: Result, point: Sequence[float]) -> list[float]:
+    """Places in a box around the best; where it lies at an edge of what was tried, the box begins there and lies beyond."""
+    assert found.best is not None
+    sides, places = edges(entrant, found), []
+    for (name, own), share in zip(entrant.space(course).items(), point, strict=True):
+        offset = sides[name] * share if name in sides else share - 0.5
+        places.append(own.place(found.best.get(name)) + RULES["box"] * offset)
+    return places
+
+
+def edges(entrant: Entrant, found: Result) -> dict[str, int]:
+    """Of the chosen numbers those below (−1) or above which (1) nothing was tried."""
+    if found.best is None:
+        return {}
+    chosen = {name: found.best.get(name) for name in entrant.search}
+    tried = {name: [trial.get(name) for values in found.tried for trial in values] for name in chosen}
+    at = {name: (chosen[name] == max(values)) - (chosen[name] == min(values)) for name, values in tried.items()}
+    return {name: side for name, side in at.items() if side}
+
+
+def due(racing: Sequence[Arm], kept: Kept) -> list[Trial]:
+    """What is to be run next: no final runs before all searches have ended, because their rounds depend on one another."""
+    every = dict.fromkeys(trial for arm in racing for trial in resolve(arm, kept).due)
+    return [trial for trial in every if trial.split == "validation"] or list(every)
 
 
 def _halton(number: int, base: int) -> float:

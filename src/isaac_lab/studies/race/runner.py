@@ -1,6 +1,7 @@
-"""Run races: see who can start, tune everyone, run the tuned ones with several seeds, time their steps, write it down."""
+"""Run races: see who can start, tune everyone, run the tuned ones with fresh seeds, time their steps, write it down."""
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,16 +9,12 @@ from typing import Any
 
 from isaac_lab import method, methods, times
 from isaac_lab.data.files import DataError
-from isaac_lab.executors import Call
 from isaac_lab.record import Store
 from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.studies.race import standings
-from isaac_lab.studies.race.race import REFERENCE, SCALES, Course, Entrant, Scale, arm, entrants
-from isaac_lab.study import Arm, outstanding, resolve, settle
-from isaac_lab.trial import Trial
+from isaac_lab.studies.race.race import ENTRANTS, RULES, SCALES, Course, Scale, arms, due, entrants
+from isaac_lab.study import Arm
 from isaac_lab.workload import Workload, load
-
-__all__ = ["RaceError", "Request", "UnknownMethodError", "check_methods", "folder_of", "run"]
 
 MODES = ("eager", "captured")
 
@@ -37,8 +34,7 @@ class Request:
     Args:
         out: A folder for each workload goes here.
         scale: How much to run.
-        methods: Names of entrants; all unless given. The reference always takes part.
-        resume: Whether records may be there already.
+        methods: Names of entrants; all unless given. Who sets the target always takes part.
         timed: Whether steps are timed when all have trained.
         means: How to train; "WORKLOAD" in its command stands for the workload.
     """
@@ -46,17 +42,15 @@ class Request:
     out: Path
     scale: Scale = field(default_factory=lambda: SCALES["smoke"])
     methods: tuple[str, ...] = ()
-    resume: bool = True
     timed: bool = True
     means: Means = field(default_factory=Means)
 
 
-def check_methods(names: Sequence[str], chosen: Sequence[Course]) -> None:
-    """Refuse names that none of these races knows."""
-    known = dict.fromkeys(entrant.name for course in chosen for entrant in entrants(course))
+def check_methods(names: Sequence[str]) -> None:
+    """Refuse names that no race knows."""
     for name in names:
-        if name not in known:
-            raise UnknownMethodError(f"there is no method {name!r}; there are {', '.join(known)}")
+        if name not in ENTRANTS:
+            raise UnknownMethodError(f"there is no method {name!r}; there are {', '.join(ENTRANTS)}")
 
 
 def run(chosen: Sequence[Course], request: Request) -> list[Path]:
@@ -72,18 +66,20 @@ def run(chosen: Sequence[Course], request: Request) -> list[Path]:
         except DataError as error:
             if len(chosen) == 1:
                 raise
-            request.means.say(f"{course.workload} is left out: {error}")
+            request.means.say(f"{course.name} is left out: {error}")
     if not folders:
         raise RaceError("none of the workloads could be loaded; name a folder with their data")
     return folders
 
 
-def folder_of(course: Course, request: Request) -> Path:
-    """Where a race that has been run is."""
-    folder = request.out / course.workload / request.scale.name
-    if not (folder / "about.json").is_file():
-        raise RaceError(f"there is no race in {folder}: it has no about.json; leave out --draw-only to run it")
-    return folder
+def folders(chosen: Sequence[Course], request: Request, *, needed: bool) -> list[Path]:
+    """Where races that have been run are; an error where there are none and one is needed."""
+    found = [request.out / course.name / request.scale.name for course in chosen]
+    there = [folder for folder in found if (folder / "about.json").is_file()]
+    if needed and not there:
+        where = f"{found[0]}: it has no about.json" if len(found) == 1 else f"{request.out}, of scale {request.scale.name}"
+        raise RaceError(f"there is no race in {where}; leave out --draw-only to run it")
+    return there
 
 
 class _Race:
@@ -92,129 +88,103 @@ class _Race:
     def __init__(self, course: Course, request: Request) -> None:
         self.course, self.request, self.scale, self.means = course, request, request.scale, request.means
         self.call = request.means.call
-        self.store = Store(request.out / course.workload / self.scale.name)
-        self.command = self.call.command.replace("WORKLOAD", course.workload)
-        if not request.resume and self.store.records():
-            raise RaceError(f"{self.store.folder} has records already; --resume goes on with them, or name another directory")
+        self.store = Store(request.out / course.name / self.scale.name)
+        self.command = self.call.command.replace("WORKLOAD", course.name)
         before = self.store.about
-        if before.get("device", self.call.device) != self.call.device and self.store.records():
-            here = f"{self.store.folder} has a race on {before['device']}"
-            raise RaceError(f"{here}; name another directory for one on {self.call.device}")
+        if self.store.records():
+            standings.check(self.store)
+            if before["device"] != self.call.device:
+                here = f"{self.store.folder} has a race on {before['device']}"
+                raise RaceError(f"{here}; name another directory for one on {self.call.device}")
         # Who fine-tunes an encoder learns its name from the environment: the workload says what it is.
-        self.workload: Workload = load(_blank(course, self.scale), device=self.call.device, folder=self.call.folder)
-        self.steps = course.length(self.scale, self.workload.steps)
+        self.workload: Workload = load(course.blank(self.scale), device=self.call.device, folder=self.call.folder)
 
     def run(self) -> Path:
-        """See who can start, tune everyone, run the tuned ones with several seeds, time their steps."""
+        """See who can start, tune everyone, run the tuned ones with fresh seeds, time their steps."""
         with self.store.writing(self.command) as mended:
             for said in mended:
                 self.means.say(said)
             racing, reasons = self._enter()
             about = self._about(reasons)
-            means = Means(_named(self.call, self.command), display=self.means.display)
+            call = replace(self.call, command=self.command, executor="processes" if self.call.workers > 1 else "local")
+            means = Means(call, display=self.means.display)
             with calling(self.store, means, about) as trained:
-                self._plan(racing)
-                settle(racing, self.store, trainer(self.store, means, trained, f"{self.course.workload}, {self.scale.name}"))
+                self.means.say(
+                    f"{self.course.name}: {len(racing)} methods, {about['steps']:,} steps a run, rules {about['rules']}"
+                )
+                train = trainer(self.store, means, trained, f"{self.course.name}, {self.scale.name}")
+                while todo := due([own for name, own in self._arms().items() if name in racing], self.store):
+                    train(todo)
             if self.request.timed:
                 self._time(about)
         return self.store.folder
 
-    def _arm(self, entrant: Entrant) -> Arm:
-        options: dict[str, Any] = {"steps": self.steps, "quantity": self.workload.quantity, "network": self.workload.network}
-        return arm(entrant, self.course, self.scale, **options)
+    def _arms(self) -> dict[str, Arm]:
+        return arms(self.course, self.scale, self.store, self.workload.network)
 
-    def _enter(self) -> tuple[list[Arm], dict[str, str]]:
+    def _enter(self) -> tuple[list[str], dict[str, str]]:
         """Let every method take a few steps: who can race, and why the others cannot."""
-        wanted = {*self.request.methods, REFERENCE} if self.request.methods else None
-        before = self.store.about.get("reasons", {})
+        setter = [self.course.target] if isinstance(self.course.target, str) else []
+        wanted = {*self.request.methods, *setter} if self.request.methods else set(ENTRANTS)
+        before, own = self.store.about.get("reasons", {}), self._arms()
         racing, reasons = [], {}
         for entrant in entrants(self.course):
-            own = self._arm(entrant)
-            found, reason = resolve(own, self.store), ""
-            if wanted is not None and entrant.name not in wanted:
+            begin = own[entrant.name].search[0].candidates(None)
+            begun = any(self.store.get(trial) is not None for trial in begin)
+            reason = ""
+            if entrant.name not in wanted:
                 # What an earlier call has done stays.
-                reason = "" if found.tried[0] else before.get(entrant.name) or "left out by --methods"
-            elif not (found.whole and found.runs):
-                each, reason = times.start(own.search[0].candidates(None)[0], self.workload, self.call.device)
-                if each * self.steps > self.scale.longest and entrant.name != REFERENCE:
-                    reason = _too_long(each, self.steps, self.scale.longest)
-                if not reason:
-                    racing.append(own)
+                reason = "" if begun else before.get(entrant.name) or "left out by --methods"
+            else:
+                reason = "" if begun else times.start(begin[0], self.workload, self.call.device)
+                racing += [] if reason else [entrant.name]
             if reason:
                 reasons[entrant.name] = reason
-                self.means.say(f"{self.course.workload} {entrant.label} does not race: {reason}")
+            if reason and entrant.name in wanted:
+                self.means.say(f"{self.course.name}: {entrant.label} does not race: {reason}")
         return racing, reasons
 
     def _about(self, reasons: dict[str, str]) -> dict[str, Any]:
-        workload = self.workload
+        workload, course, blank = self.workload, self.course, self.course.blank(self.scale)
         return {
-            "id": f"race/{self.course.workload}",
-            "workload": self.course.workload,
+            "id": f"race/{course.name}",
+            "workload": course.name,
             "title": workload.title,
             "scale": self.scale.name,
+            "rules": blank.rules,
             "device": self.call.device,
             "data": workload.data,
             "checksum": workload.checksum,
             "weights": workload.weights,
             "arithmetic": workload.arithmetic,
-            "quantity": workload.quantity,
+            "quantity": course.metric,
+            "higher": course.higher,
             "metrics": dict(workload.metrics),
-            "steps": self.steps,
+            "steps": blank.steps,
             "batch": workload.batch,
-            "trials": self.scale.trials,
             "seeds": self.scale.seeds,
-            "points": min(self.scale.points, self.course.most_points),
-            "conditioning": self.course.sharing,
-            "schedule": self.course.schedule,
-            "decay": {"added": self.course.decay, "decoupled": self.course.decoupled},
-            "relative": self.course.relative,
+            "points": blank.points,
             "network": workload.network,
             "command": self.command,
             "reasons": reasons,
         }
 
-    def _plan(self, racing: Sequence[Arm]) -> None:
-        """Say what will be run before it is."""
-        due = len(outstanding(racing, self.store))
-        self.means.say(
-            f"{self.course.workload}: {len(racing)} methods × ({self.scale.trials} tuning trials + {self.scale.seeds} seeds) "
-            f"of {self.steps:,} steps; {due} runs are due now"
-        )
-
     def _time(self, about: dict[str, Any]) -> None:
-        """Time the steps of all that have been tuned, where that has not been done for just these."""
-        found = {name: result.best for name, (_, result) in standings.results(about, self.store).items()}
-        chosen = {
-            name: trial for name, trial in found.items() if trial is not None and not methods.unable(trial, self.workload)
-        }
-        if not chosen:
-            return
+        """Time the steps of all that have been tuned, alone on the device, where that has not been done for just these."""
+        chosen = {}
+        for name, (entrant, result) in standings.results(about, self.store).items():
+            if result.best is not None and not methods.unable(result.best, self.workload):
+                trial = replace(result.best, split="test", seed=RULES["first_seed"])
+                chosen[name] = trial
+                if entrant.ours:
+                    chosen[name + standings.CONTROL] = trial.having(damping=math.inf, relative=None)
         for mode in MODES if self.call.device == "cuda" else MODES[:1]:
             able = {n: t for n, t in chosen.items() if mode == "eager" or method.capturable(t)}
             known = {m["name"]: m.get("trial") for m in self.store.times().get(mode, {"methods": []})["methods"]}
-            if all(name in known and _settings(known[name]) == _settings(t.as_json()) for name, t in able.items()):
+            if all(known.get(name) == trial.as_json() for name, trial in able.items()):
                 continue
-            self.means.say(f"{self.course.workload}: the time of a step, {mode}")
-            options: dict[str, Any] = {"device": self.call.device, "folder": self.call.folder, "rounds": self.scale.rounds}
+            self.means.say(f"{self.course.name}: the time of a step, {mode}")
+            options: dict[str, Any] = {"device": self.call.device, "folder": self.call.folder, "rounds": self.scale.turns}
             with times.threads(1) if self.call.device == "cpu" else contextlib.nullcontext():
-                record = times.measure(chosen, captured=mode == "captured", **options)
+                record = times.measure(able, captured=mode == "captured", **options)
             self.store.add_times(mode, record)
-
-
-def _settings(trial: Any) -> Any:
-    """What the time of a step depends on; the seed is not among it."""
-    return {name: value for name, value in dict(trial or {}).items() if name != "seed"}
-
-
-def _named(call: Call, command: str) -> Call:
-    return replace(call, command=command, executor="processes" if call.workers > 1 else "local")
-
-
-def _blank(course: Course, scale: Scale) -> Trial:
-    """Any run of the workload."""
-    return Trial(course.workload, REFERENCE, small=scale.small)
-
-
-def _too_long(each: float, steps: int, longest: float) -> str:
-    whole = f"a step takes {each:.2g} s, a run of {steps:,} steps {each * steps / 60:.3g} minutes"
-    return f"{whole}, and at most {longest / 60:.3g} are given to one"

@@ -1,38 +1,77 @@
-"""From records to standings: who reached the target when, where everybody was at the end, and what ISAAC changed there."""
+"""From records to standings: who reached the target when, where everybody was at the end, and what seeds show of it."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Any
 
 from isaac_lab.record import Record as Run
 from isaac_lab.record import Store, rounded
-from isaac_lab.stats import Difference, contrast, sample
-from isaac_lab.studies.race.race import COURSES, REFERENCE, SCALES, Entrant, arm, entrants
+from isaac_lab.records import StoreError
+from isaac_lab.stats import Difference, contrast, holm, paired, sample
+from isaac_lab.studies.race import first
+from isaac_lab.studies.race.race import COURSES, ENTRANTS, RULES, SCALES, Course, Entrant, Scale, arms, edges
 from isaac_lab.study import Result, resolve
 from isaac_lab.times import seconds as medians
 from isaac_lab.trial import Trial
 
-__all__ = ["PAIRS", "SETTINGS", "TITLES", "Pair", "crossing", "lowest", "pairs", "results", "summarize"]
-
 Record = Mapping[str, Any]
 
-TITLES = {"train_loss": "Training loss", "test_loss": "Test loss"}
-#: What a trial's settings are called; those that a method has are in its ranges.
-SETTINGS = ("learning_rate", "second_rate", "damping")
-#: The optimizers people pick that take any gradient, and the same with ISAAC.
-PAIRS = {"adamw": "isaac-adamw", "muon": "isaac-muon"}
+TITLES = {
+    "train_loss": "Training loss",
+    "test_loss": "Test loss",
+    "test_accuracy": "Test accuracy",
+    "test_error": "Squared error of a test image",
+    "test_rmse": "Test RMSE",
+    "test_psnr": "PSNR of held-out pixels, dB",
+    "psnr": "PSNR of fitted pixels, dB",
+    "f1": "F1",
+    "matthews": "Matthews correlation",
+}
+#: What is tuned, in the order of the tables.
+SETTINGS = ("learning_rate", "second_rate", "beta2", "momentum", "damping")
+#: After the name of a method with ISAAC whose λ is infinite: it is timed, and not raced.
+CONTROL = ", λ = ∞"
 
 
-def crossing(record: Run, quantity: str, target: float) -> float | None:
-    """The step at which a run first is at or below the target, on straight lines between measurements; None if it never is."""
+def course_of(about: Record) -> tuple[Course, Scale]:
+    """The rules of a folder, as they are now."""
+    name, scale = str(about.get("workload")), str(about.get("scale"))
+    if name not in COURSES or scale not in SCALES:
+        raise StoreError(f"there are no rules for a race on {name} at scale {scale}; there are {', '.join(COURSES)}")
+    return COURSES[name], SCALES[scale]
+
+
+def check(store: Store) -> None:
+    """Refuse records that other rules made than those that are here now."""
+    course, scale = course_of(store.about)
+    now = course.rules(scale)
+    others = sorted({record.trial.rules or "none" for record in store.records()} - {now})
+    if others:
+        raise StoreError(
+            f"{store.folder} has runs that other rules made ({', '.join(others)}); the rules of {course.name} are {now} now. "
+            "Move the folder away and race again, or check out the commit of its records"
+        )
+
+
+def crossing(record: Run, quantity: str, target: float, *, higher: bool = False) -> float | None:
+    """The step at which a run first is at the target, on straight lines between measurements; None if it never is.
+
+    Args:
+        record: The run.
+        quantity: Which of its columns.
+        target: To be reached from above, or from below where `higher` is better.
+        higher: Whether more is better.
+    """
+    sign = -1 if higher else 1
     before: tuple[float, float] | None = None
     for point in record.points:
         step, value = point["step"], point[quantity]
         if value is None:
             before = None
             continue
-        if value <= target:
+        if sign * value <= sign * target:
             if before is None:
                 return float(step)
             share = (before[1] - target) / (before[1] - value)
@@ -43,46 +82,59 @@ def crossing(record: Run, quantity: str, target: float) -> float | None:
 
 def results(about: Record, store: Store) -> dict[str, tuple[Entrant, Result]]:
     """By name, who races, and what the records say."""
-    course = COURSES[about["workload"]]
-    # As it was run, also where a scale has changed since.
-    scale = replace(SCALES[about["scale"]], **{name: about[name] for name in ("trials", "seeds", "points")})
-    options = {"steps": about["steps"], "quantity": about["quantity"], "network": about.get("network", "")}
-    return {entrant.name: (entrant, resolve(arm(entrant, course, scale, **options), store)) for entrant in entrants(course)}
+    if about["scale"] in first.SCALES:
+        return first.results(about, store)
+    course, scale = course_of(about)
+    return {name: (ENTRANTS[name], resolve(arm, store)) for name, arm in arms(course, scale, store, about["network"]).items()}
 
 
 def summarize(store: Store) -> dict[str, Any]:
-    """The summary of the race in a folder, in the form that tables, pictures and pages are made from."""
+    """The summary of the race in a folder, in the form that tables, pictures and pages are made from.
+
+    Raises:
+        StoreError: Other rules made it.
+    """
     about, timed = store.about, store.times()
+    ruled = about["scale"] not in first.SCALES
+    if ruled:
+        check(store)
     timed = {mode: timed[mode] for mode in ("eager", "captured") if mode in timed}
-    seconds = {mode: medians(record) for mode, record in timed.items()}
     runs = results(about, store)
-    finals = [_final(record, about["quantity"]) for record in runs[REFERENCE][1].runs]
-    # Of the reference's runs alone: the highest, so that each of its own seeds gets there.
-    target = max((value for value in finals if value is not None), default=None)
-    found = [_method(entrant, result, target, seconds, about) for entrant, result in runs.values()]
-    reference = next(method for method in found if method["name"] == REFERENCE)
-    settings, finished = reference["settings"], reference["n"] - reference["diverged"]
+    target, target_by = _target(about, runs) if ruled else first.target(about, runs)
+    found = [_method(entrant, result, target, timed, about) for entrant, result in runs.values()]
     newest = max((record for _, result in runs.values() for record in result.runs), key=lambda run: run.time, default=None)
     origin = timed.get("eager") or ({} if newest is None else {**newest.about, "time": newest.time})
     versions = dict(origin.get("versions") or {})
     for record in timed.values():
         versions |= record["versions"]
-    kept = ("workload", "title", "scale", "data", "arithmetic", "quantity", "steps", "batch", "trials", "seeds", "points")
+    kept = ["workload", "title", "scale", "data", "arithmetic", "quantity", "steps", "batch", "seeds", "points", "command"]
     return {
-        **{name: about[name] for name in (*kept, "conditioning", "schedule", "decay", "relative", "command")},
+        **{name: about[name] for name in kept},
+        "rules": about.get("rules", ""),
+        "higher": about.get("higher", False),
+        "trials": max((method["trials"] for method in found), default=0) if ruled else about["trials"],
         "mode": "captured" if about["device"] == "cuda" else "eager",
         "quantity_title": TITLES[about["quantity"]],
-        "metric_titles": about["metrics"],
+        "metric_titles": {name: title for name, title in about["metrics"].items() if name != about["quantity"]},
         "target": rounded(target),
-        "target_by": (
-            f"AdamW, learning rate {settings['learning_rate']:g}, at {about['steps']:,} steps, the highest of {finished} seeds"
-            if settings
-            else "AdamW, which has no finished runs"
-        ),
+        "target_by": target_by,
+        "published": dict(course_of(about)[0].published) if ruled else {},
         **{name: origin.get(name) for name in ("time", "commit", "machine")},
         "versions": versions,
         "methods": found,
+        "compared": _compared(found) if ruled else [],
     }
+
+
+def _target(about: Record, runs: Mapping[str, tuple[Entrant, Result]]) -> tuple[float | None, str]:
+    course, _ = course_of(about)
+    if not isinstance(course.target, str):
+        return course.target, course.source
+    entrant, result = runs[course.target]
+    ends = [record.final(course.metric) for record in result.runs]
+    if not ends or not all(map(math.isfinite, ends)):
+        return None, f"{entrant.label}, which has no finished runs"
+    return fmean(ends), f"mean of {entrant.label}, {len(ends)} seeds"
 
 
 def _final(record: Run, quantity: str) -> float | None:
@@ -91,60 +143,58 @@ def _final(record: Run, quantity: str) -> float | None:
 
 
 def _method(
-    entrant: Entrant, found: Result, target: float | None, seconds: Mapping[str, Mapping[str, float]], about: Record
+    entrant: Entrant, found: Result, target: float | None, timed: Mapping[str, Record], about: Record
 ) -> dict[str, Any]:
-    ran, name, quantity = found.runs, entrant.name, about["quantity"]
-    by_mode = {mode: own[name] for mode, own in seconds.items() if name in own}
+    ran, name, quantity, higher = found.runs, entrant.name, about["quantity"], about.get("higher", False)
+    clocks = {mode: medians(record) for mode, record in timed.items()}
+    by_mode = {mode: own[name] for mode, own in clocks.items() if name in own}
     mode = "captured" if "captured" in by_mode else "eager"
     per_step = by_mode.get(mode)
-    steps = [None if target is None else crossing(record, quantity, target) for record in ran]
-    ranges = {key: [own.low, own.high] for key, own in entrant.space(COURSES[about["workload"]]).items()}
+    steps = [None if target is None else crossing(record, quantity, target, higher=higher) for record in ran]
     known: dict[str, Any] = dict.fromkeys(("settings", "steps_to_target", "seconds_to_target", "final", "metrics"))
     if ran:
         known |= {
-            "settings": None if found.best is None else _settings(ranges, found.best),
+            "settings": None if found.best is None else _settings(found.best),
             "steps_to_target": _sample(steps),
             "seconds_to_target": _sample([_times(step, per_step) for step in steps]),
             "final": _sample([_final(record, quantity) for record in ran]),
             "metrics": {key: _sample([_final(record, key) for record in ran]) for key in about["metrics"]},
         }
+    tried = {trial: value for values in found.tried for trial, value in values.items()}
     return {
         "name": name,
         "label": entrant.label,
         "ours": entrant.ours,
-        "edge": _edge(found),
+        "edge": bool(edges(entrant, found)),
         "mode": mode,
         "n": len(ran),
+        "trials": len(tried),
         "diverged": sum(_final(record, quantity) is None for record in ran),
-        "reason": None if ran else about.get("reasons", {}).get(name) or _unfinished(found, about),
+        "reason": None if ran else about.get("reasons", {}).get(name) or _unfinished(found),
         "seconds_per_step": rounded(per_step),
-        "ranges": ranges,
+        "clocks": {mode: rounded(own) for mode, own in by_mode.items()},
+        "control": {mode: rounded(own.get(name + CONTROL)) for mode, own in clocks.items()},
+        "ready": {mode: own.get("ready", {}).get(name) for mode, own in timed.items()},
         "tuning": [
-            {"settings": _settings(ranges, trial), "value": rounded(value), "diverged": math.isinf(value)}
-            for trial, value in found.tried[0].items()
+            {"settings": _settings(trial), "value": rounded(value), "diverged": math.isinf(value)}
+            for trial, value in tried.items()
         ],
         "curves": [_curve(record, quantity, per_step) for record in ran],
         **known,
     }
 
 
-def _unfinished(found: Result, about: Record) -> str:
-    tried = len(found.tried[0])
-    if tried < about["trials"]:
-        return f"{tried} of {about['trials']} tuning trials have been run"
-    return "diverged in every tuning trial" if found.best is None else "tuned, but not run with other seeds yet"
+def _unfinished(found: Result) -> str:
+    tried = sum(map(len, found.tried))
+    if found.lost:
+        return "diverged in every tuning trial"
+    return "tuned, but not run with other seeds yet" if found.best else f"{tried} tuning trials have been run"
 
 
-def _settings(ranges: Record, trial: Trial) -> dict[str, float]:
+def _settings(trial: Trial) -> dict[str, float]:
     """What was tuned, and what moved with it."""
-    named = {*ranges, *(["second_rate"] if trial.method.startswith("muon") else [])}
-    return {name: float(trial.get(name)) for name in SETTINGS if name in named}
-
-
-def _edge(found: Result) -> bool:
-    """Whether no lower or no higher learning rate than the chosen one was tried."""
-    rates = [trial.learning_rate for trial in found.tried[0]]
-    return found.best is not None and found.best.learning_rate in (min(rates), max(rates))
+    known = dict(trial.settings)
+    return {name: float(known[name]) for name in SETTINGS if name in known}  # type: ignore[arg-type]
 
 
 def _curve(record: Run, quantity: str, per_step: float | None) -> dict[str, Any]:
@@ -162,13 +212,37 @@ def _times(step: float | None, per_step: float | None) -> float | None:
 
 
 def _sample(values: list[float | None]) -> dict[str, Any]:
+    """With the median in which a value that is not there is infinite: None where most are missing."""
     found = sample(values)
-    return found | {name: rounded(found[name]) for name in ("mean", "std")} | {"values": [rounded(value) for value in values]}
+    middle = median(math.inf if value is None else value for value in values) if values else None
+    return (
+        found
+        | {name: rounded(found[name]) for name in ("mean", "std")}
+        | {"values": [rounded(value) for value in values], "median": rounded(middle)}
+    )
+
+
+def _compared(methods: Sequence[Record]) -> list[dict[str, Any]]:
+    """The comparisons of the rules, of those that have all runs: the mean difference, its paired p, and that by Holm."""
+    known = {method["name"]: method for method in methods if method["n"]}
+    found = {}
+    for names in RULES["compared"]:
+        ends = [known[name]["final"]["values"] for name in names if name in known]
+        if len(ends) == 2 and None not in (*ends[0], *ends[1]) and len(ends[0]) == len(ends[1]) > 1:
+            found[tuple(names)] = paired(*ends)
+    adjusted = holm({" ".join(names): own.p for names, own in found.items()})
+    return [
+        {"names": list(names), "value": rounded(own.value), "p": rounded(own.p), "holm": rounded(adjusted[" ".join(names)])}
+        for names, own in found.items()
+    ]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An optimizer and the same with ISAAC, at the end of the budget; no difference where a run is missing or diverged."""
+    """An optimizer and the same with ISAAC at the end; no difference where a run is missing or diverged.
+
+    The difference is lower where ISAAC is better.
+    """
 
     label: str
     alone: Record
@@ -177,17 +251,25 @@ class Pair:
 
 
 def pairs(summary: Record) -> Iterator[Pair]:
-    """Of the optimizers that ran with and without ISAAC."""
+    """Of the optimizers that ran with and without ISAAC: by the rules paired and adjusted by Holm, without any by Welch."""
     known = {method["name"]: method for method in summary["methods"] if method["n"]}
-    for plain, conditioned in PAIRS.items():
+    compared = {tuple(own["names"]): own for own in summary.get("compared", ())}
+    sign = -1 if summary.get("higher") else 1
+    for plain in ENTRANTS:
+        conditioned = f"isaac-{plain}"
         if plain in known and conditioned in known:
             alone, ours = (known[name]["final"] for name in (plain, conditioned))
             values = [[value for value in end["values"] if value is not None] for end in (ours, alone)]
             complete = values == [ours["values"], alone["values"]] and min(map(len, values)) > 1
-            yield Pair(known[plain]["label"], alone, ours, contrast(*values) if complete else None)
+            own = compared.get((conditioned, plain))
+            difference = contrast(*values) if complete and not summary.get("rules") else None
+            if own is not None:
+                difference = Difference(sign * own["value"], own["holm"])
+            yield Pair(known[plain]["label"], alone, ours, difference)
 
 
 def lowest(summary: Record) -> str | None:
-    """Label of the method with the lowest mean loss at the end."""
-    ends = [(m["final"]["mean"], m["label"]) for m in summary["methods"] if m["n"] and m["final"]["mean"] is not None]
+    """Label of the method that is best in the mean at the end: the lowest, or the highest where more is better."""
+    sign = -1 if summary.get("higher") else 1
+    ends = [(sign * m["final"]["mean"], m["label"]) for m in summary["methods"] if m["n"] and m["final"]["mean"] is not None]
     return min(ends)[1] if ends else None
