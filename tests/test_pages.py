@@ -192,7 +192,7 @@ def test_what_pages_say_of_all_races_is_what_their_records_say() -> None:
     for race in races:
         found = {method["name"]: method["final"]["values"] for method in race["methods"] if method["n"]}
         below += contrast(found["soap"], found["isaac-adamw"]).behind
-    said = f"SOAP ended below AdamW + ISAAC in {below} of our {len(races)}"
+    said = f"SOAP reached a lower loss than AdamW + ISAAC in {below} of our {len(races)}"
     assert said in words((ROOT / "README.md").read_text(encoding="utf-8"))
 
 
