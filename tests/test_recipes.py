@@ -30,7 +30,7 @@ from isaac_lab.studies.verdicts import standings, summed_up
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import load
-from isaac_lab.workloads import operator_net, ppo
+from isaac_lab.workloads import flow, operator_net, ppo, superres, temporal
 from isaac_lab.workloads.characters import Characters
 from isaac_lab.workloads.examples import Examples, cut
 from isaac_lab.workloads.glue import Glue
@@ -267,6 +267,53 @@ def test_antiderivatives_are_those_of_the_functions() -> None:
     slopes = (area[:, 2:] - area[:, :-2]) * (operator_net.POINTS - 1) / 2
     assert (slopes - values[:, 1:-1]).abs().max() < 0.02
     assert values.std() == pytest.approx(1, abs=0.3)
+
+
+def test_a_flow_is_a_density() -> None:
+    torch.manual_seed(0)
+    model = flow.RealNVP(width=8).double()
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    side = torch.linspace(-40, 40, 1001, dtype=torch.float64)
+    with torch.no_grad():
+        density = torch.stack([(-model(torch.cartesian_prod(x[None], side))).exp() for x in side])
+    assert torch.trapezoid(torch.trapezoid(density, side), side).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_moons_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import make_moons
+
+    theirs = torch.from_numpy(make_moons(4000, noise=flow.NOISE, random_state=0)[0]).float()
+    far = torch.cdist(flow.moons(4000, "some"), theirs).min(1).values
+    assert far.quantile(0.99) < flow.NOISE
+    assert flow.moons(4000, "some").mean(0).tolist() == pytest.approx(theirs.mean(0).tolist(), abs=0.05)
+
+
+def test_sums_are_those_of_two_different_numbers_that_are_marked() -> None:
+    sequences, sums = temporal.additions(300, 5, "some")
+    numbers, marks = sequences.unbind(1)
+    assert set(marks.flatten().tolist()) == {0.0, 1.0}
+    assert (marks.sum(1) == 2).all()
+    for own, marked, total in zip(numbers.tolist(), marks.tolist(), sums.flatten().tolist(), strict=True):
+        assert total == pytest.approx(sum(x for x, mark in zip(own, marked, strict=True) if mark))
+
+
+def test_a_temporal_network_sees_the_past_only() -> None:
+    blocks = temporal.TCN(levels=3, width=4).blocks
+    sequences = torch.randn(2, 2, 40)
+    changed = torch.cat([sequences[..., :25], torch.randn(2, 2, 15)], -1)
+    torch.testing.assert_close(blocks(sequences)[..., :25], blocks(changed)[..., :25])
+    assert not torch.allclose(blocks(sequences)[..., 25:], blocks(changed)[..., 25:])
+
+
+def test_small_images_are_large_ones_seen_from_far() -> None:
+    ramp = torch.arange(32, dtype=torch.uint8).expand(2, 3, 32, 32)
+    small, large = superres.pairs(ramp)
+    assert (small.shape, large.shape) == ((2, 1, 10, 10), (2, 1, 30, 30))
+    torch.testing.assert_close(255 * large[0, 0, 0], torch.arange(1.0, 31.0))
+    # Away from the edges the mean of three pixels in a ramp is the middle one, however its neighbours are weighted.
+    torch.testing.assert_close(small[..., 1:-1, 1:-1], large[..., 4:-4:3, 4:-4:3])
+    assert superres.SubPixel(8)(small).shape == large.shape
 
 
 def test_diamonds_are_read_and_checked(tmp_path: Path) -> None:

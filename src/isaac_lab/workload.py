@@ -45,6 +45,9 @@ WORKLOADS: Mapping[str, str] = {
     "tabular": "tabular",
     "antiderivative": "operator_net",
     "cartpole": "ppo",
+    "real-nvp": "flow",
+    "adding-tcn": "temporal",
+    "super-resolution": "superres",
 }
 
 
