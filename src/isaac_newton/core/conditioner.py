@@ -339,7 +339,7 @@ def share_beyond(by: Conditioner, outputs: int) -> float:
     """What part of the multiply-adds of `multiply_own` the plain gradient does not need."""
     count, features = by.rows.r.shape
     beyond = count**2 * min(features, outputs) if count < features else features**2 * outputs
-    return beyond / (beyond + count * features * outputs)
+    return beyond / max(beyond + count * features * outputs, 1)  # an expert may have had no rows
 
 
 def _own_product(g: Float[Tensor, "rows out"], by: Conditioner) -> Float[Tensor, "out in"]:
