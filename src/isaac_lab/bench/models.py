@@ -124,6 +124,7 @@ def models(device: str) -> dict[str, Problem]:
             size.image,
         ),
         *(_mlp(1024 if on_gpu else 64, rows) for rows in ((256, 1024) if on_gpu else (32,))),
+        chain((2, 256, 256, 256, 3), 4096, name="field", title="Neural field 2-256³-3, batch 4,096"),
     ]
     if not on_gpu:
         found = [problem if problem.sizes else replace(problem, title=f"small {problem.title}") for problem in found]

@@ -37,7 +37,7 @@ def bench(
         str,
         typer.Option(
             help="Comma-separated. Of table2: 100, 400, 1600, 6400, autoencoder. Of models: bert, bert-large, gpt2, vit, "
-            "resnet50, mlp-256, mlp-1024. All unless given."
+            "resnet50, mlp-256, mlp-1024, field. All unless given."
         ),
     ] = "",
     methods: Annotated[
