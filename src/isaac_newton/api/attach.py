@@ -297,6 +297,7 @@ def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -
 
 
 def _match_one(candidates: Iterable[str], pattern: str, option: str) -> list[str]:
+    """The names that a pattern picks."""
     if not isinstance(pattern, str):
         raise TypeError(f"{option} must be glob patterns over module names, got {pattern!r}")
     names = [name for name in candidates if fnmatch.fnmatchcase(name, pattern)]
@@ -313,6 +314,7 @@ def _is_wanted(name: str, module: nn.Module, layers: Layers | None, exclude: str
 
 
 def _picks(patterns: Layers, name: str, module: nn.Module) -> bool:
+    """Whether a pattern, one of several, or a predicate picks this layer."""
     if callable(patterns):
         return patterns(name, module)
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns))
