@@ -138,7 +138,7 @@ class Watch:
             run.clock.begin()
 
     def _say_mask_missed(self, mask: Tensor, missed: Sequence[int]) -> None:
-        """An input did not begin with the mask's shape: that of a sequence may be met by another input."""
+        """An input did not begin with the mask's shape: a mask over samples fits all inputs, one over positions fits some."""
         if mask.dim() == 1 or not self._run.mask_met:
             self._say(_MASK, ["mask"], tuple(mask.shape), tuple(missed))
 
