@@ -182,57 +182,82 @@ def _select(
     model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], run: Run, *, plain_embeddings: bool
 ) -> tuple[dict[str, tuple[nn.Module, Registration]], dict[str, str]]:
     """Split the modules that own parameters into those to condition and those to skip, with reasons."""
+    candidates = _candidates(model)
+    left_out = _left_out(candidates, layers, exclude)
+    found = {name: find(module) for name, module in candidates.items()}
+    parts = {
+        child(name, part): name
+        for name, registration in found.items()
+        if isinstance(registration, Registration)
+        for part in _parts(candidates[name], registration)
+    }
+    chosen: dict[str, tuple[nn.Module, Registration]] = {}
+    skipped: dict[str, str] = {}
+    for name, module in candidates.items():
+        if name in parts:
+            # What `layers` and `exclude` say of the whole holds for its parts.
+            if parts[name] in skipped:
+                skipped[name] = f"part of {parts[name]!r}, which is plain: {skipped[parts[name]]}"
+            continue
+        answer = left_out.get(name) or _served(name, module, found[name], run, plain_embeddings and layers is None)
+        if isinstance(answer, str):
+            skipped[name] = answer
+        else:
+            chosen[name] = module, answer
+    if run.options.when == "step":
+        for name, why in apart(model, chosen, joint=run.options.bias == "joint").items():
+            del chosen[name]
+            skipped[name] = why
+    if not chosen:
+        raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
+    return chosen, skipped
+
+
+def _candidates(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that own parameters."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     candidates = {name: module for name, module in model.named_modules() if owns_weights(module)}
     if not candidates:
         raise ValueError(f"{type(model).__name__} has no parameters, so there is no gradient to condition")
-    excluded = _match(candidates, exclude, "exclude")
-    selected = set(candidates) if layers is None else _match(candidates, layers, "layers")
-    chosen: dict[str, tuple[nn.Module, Registration]] = {}
-    skipped: dict[str, str] = {}
-    parts: dict[str, str] = {}
-    for name, module in candidates.items():
-        found = find(module)
-        if not isinstance(found, str):
-            parts |= {child(name, part): name for part in _parts(module, found)}
-        if name in parts:
-            # What `layers` and `exclude` say of the whole holds for its parts.
-            if parts[name] in skipped:
-                skipped[name] = f"part of {parts[name]!r}, which is plain: {skipped[parts[name]]}"
-        elif name in excluded:
-            skipped[name] = f"excluded by exclude={exclude!r}"
-        elif name not in selected:
-            skipped[name] = "not selected by layers=" + (getattr(layers, "__qualname__", "") or repr(layers))
-        elif isinstance(vars(module).get("forward"), ConditionedLayer):
-            raise ValueError(
-                f"layer {listed([name])} is already attached; change handle.damping, or detach first: "
-                "isaac_newton.detach(model)"
-            )
-        elif isinstance(found, str):
-            skipped[name] = found
-        elif plain_embeddings and layers is None and isinstance(module, _EMBEDDINGS):
-            skipped[name] = "damping='auto' leaves embeddings plain; name it with layers=, or give a damping, to condition it"
-        elif run.conditions_outputs and not found.outputs:
-            skipped[name] = f"ζ needs the output gradients of {type(module).__name__}, which only ζ* does without"
-        elif run.needs_extra_pass and found.outputs == "empirical":
-            skipped[name] = (
-                f"ζ of {type(module).__name__} is made of its output's gradient: use output_curvature='empirical', or ζ*"
-            )
-        elif run.options.ranks is not None and not found.gathers:
-            skipped[name] = (
-                f"{type(module).__name__} can be conditioned by its own batch only, without when='step' and process_group"
-            )
-        elif run.options.when == "step" and (is_parametrized(module) or _has_computed_weights(module)):
-            skipped[name] = "its weight is computed from other parameters, whose gradients when='step' cannot condition"
-        else:
-            chosen[name] = (module, found)
-    for name, why in apart(model, chosen, joint=run.options.bias == "joint").items() if run.options.when == "step" else ():
-        del chosen[name]
-        skipped[name] = why
-    if not chosen:
-        raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
-    return chosen, skipped
+    return candidates
+
+
+def _left_out(candidates: Mapping[str, nn.Module], layers: Layers | None, exclude: str | Iterable[str]) -> dict[str, str]:
+    """Which of these `layers` and `exclude` leave out, and which of the two it was."""
+    excluded = dict.fromkeys(_match(candidates, exclude, "exclude"), f"excluded by exclude={exclude!r}")
+    if layers is None:
+        return excluded
+    unselected = set(candidates) - _match(candidates, layers, "layers")
+    named = getattr(layers, "__qualname__", "") or repr(layers)
+    return dict.fromkeys(unselected, f"not selected by layers={named}") | excluded
+
+
+def _served(name: str, module: nn.Module, found: Registration | str, run: Run, plain_embeddings: bool) -> Registration | str:
+    """How a layer that was asked for is conditioned, or the reason why not."""
+    if isinstance(vars(module).get("forward"), ConditionedLayer):
+        raise ValueError(
+            f"layer {listed([name])} is already attached; change handle.damping, or detach first: isaac_newton.detach(model)"
+        )
+    if isinstance(found, str):
+        return found
+    kind, options = type(module).__name__, run.options
+    obstacles = {
+        "damping='auto' leaves embeddings plain; name it with layers=, or give a damping, to condition it": (
+            plain_embeddings and isinstance(module, _EMBEDDINGS)
+        ),
+        f"ζ needs the output gradients of {kind}, which only ζ* does without": run.conditions_outputs and not found.outputs,
+        f"ζ of {kind} is made of its output's gradient: use output_curvature='empirical', or ζ*": (
+            run.needs_extra_pass and found.outputs == "empirical"
+        ),
+        f"{kind} can be conditioned by its own batch only, without when='step' and process_group": (
+            options.ranks is not None and not found.gathers
+        ),
+        "its weight is computed from other parameters, whose gradients when='step' cannot condition": (
+            options.when == "step" and (is_parametrized(module) or _has_computed_weights(module))
+        ),
+    }
+    return next((why for why, is_met in obstacles.items() if is_met), found)
 
 
 def owns_weights(module: nn.Module) -> bool:
@@ -264,29 +289,32 @@ def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -
         if not matched:
             raise ValueError(f"{option}= picks no layer; there are: {listed(candidates)}")
         return matched
-    if not isinstance(patterns, str):
-        try:
-            patterns = list(cast(Iterable[str], patterns))
-        except TypeError:
-            raise TypeError(f"{option} must be a glob pattern, several, or a function, got {patterns!r}") from None
-    matched = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        if not isinstance(pattern, str):
-            raise TypeError(f"{option} must be glob patterns over module names, got {pattern!r}")
-        names = {name for name in candidates if fnmatch.fnmatchcase(name, pattern)}
-        if not names:
-            inside = f"{pattern}.*"
-            better = f"; did you mean {inside!r}?" if any(fnmatch.fnmatchcase(name, inside) for name in candidates) else ""
-            raise ValueError(f"{option}={pattern!r} matches no layer{better}; there are: {listed(candidates)}")
-        matched |= names
-    return matched
+    try:
+        several = [patterns] if isinstance(patterns, str) else list(cast(Iterable[str], patterns))
+    except TypeError:
+        raise TypeError(f"{option} must be a glob pattern, several, or a function, got {patterns!r}") from None
+    return {name for pattern in several for name in _match_one(candidates, pattern, option)}
+
+
+def _match_one(candidates: Iterable[str], pattern: str, option: str) -> list[str]:
+    """The names that a pattern picks."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"{option} must be glob patterns over module names, got {pattern!r}")
+    names = [name for name in candidates if fnmatch.fnmatchcase(name, pattern)]
+    if not names:
+        inside = f"{pattern}.*"
+        better = f"; did you mean {inside!r}?" if any(fnmatch.fnmatchcase(name, inside) for name in candidates) else ""
+        raise ValueError(f"{option}={pattern!r} matches no layer{better}; there are: {listed(candidates)}")
+    return names
 
 
 def _is_wanted(name: str, module: nn.Module, layers: Layers | None, exclude: str | Iterable[str]) -> bool:
     """Whether the options of `attach` pick this layer, which came later."""
-    excluded = any(fnmatch.fnmatchcase(name, pattern) for pattern in ([exclude] if isinstance(exclude, str) else exclude))
-    if excluded or layers is None:
-        return not excluded
-    if callable(layers):
-        return layers(name, module)
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in ([layers] if isinstance(layers, str) else layers))
+    return not _picks(exclude, name, module) and (layers is None or _picks(layers, name, module))
+
+
+def _picks(patterns: Layers, name: str, module: nn.Module) -> bool:
+    """Whether a pattern, one of several, or a predicate picks this layer."""
+    if callable(patterns):
+        return patterns(name, module)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns))

@@ -4,7 +4,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -54,34 +54,66 @@ def table(
     """
     there = {id(module): name for name, module in model.named_modules()}
     states = {name: _state(name, site, run, sites, gone, id(site.module) in there) for name, site in sites.items()}
-    lines: dict[str, tuple[nn.Module, Conditioned | None, str]] = {}
-    for name, site in sites.items():
-        now = there.get(id(site.module), name)
-        lines[now] = site.module, site, states[name]
-        for part, module in site.parts.items():
-            lines[there.get(id(module), part)] = module, None, f"{states[name]}, with {now or 'the model'}"
+    lines = _of_conditioned(sites, states, there)
     for name, module in model.named_modules():
-        if name in lines and name not in newcomers:
-            continue
-        owner = name.partition(".parametrizations.")[0]
-        if name in newcomers and owner != name and owner in lines and any(True for _ in module.parameters(recurse=False)):
-            lines.setdefault(name, (module, None, f"{lines[owner][2]}, with {owner or 'the model'}"))
-        elif name in newcomers and any(p.dim() > 1 for p in module.parameters(recurse=False)):
-            lines.setdefault(name, (module, None, "plain: came after attach"))
-        elif name in skipped and name not in newcomers:
-            why = skipped[name]
-            lines[name] = module, None, why if why.startswith("ζ*") else f"plain: {why}"
+        if name not in lines:
+            verdict = _newcomer(name, module, lines) if name in newcomers else _skipped(skipped.get(name))
+            if verdict is not None:
+                lines[name] = _Line(module, None, verdict)
     order = {name: number for number, name in enumerate(there.values())}
     layers = [(name, *_cells(*lines[name])) for name in sorted(lines, key=lambda name: order.get(name, len(order)))]
     seen = {there.get(id(s.module), n): s.statistics for n, s in sites.items() if s.statistics.effective_rank is not None}
+    live = {name: site for name, site in sites.items() if states[name].startswith("ζ") and "not seen yet" not in states[name]}
+    return "\n".join([*_fitted(_rows(layers, seen)), *textwrap.wrap(_summary(model, run, live), WIDTH)])
+
+
+class _Line(NamedTuple):
+    """What is said of a module; `site` where it is conditioned itself."""
+
+    module: nn.Module
+    site: Conditioned | None
+    verdict: str
+
+
+def _of_conditioned(sites: Mapping[str, Conditioned], states: Mapping[str, str], there: Mapping[int, str]) -> dict[str, _Line]:
+    """The lines of conditioned layers and of their parts, by what they are called now."""
+    lines: dict[str, _Line] = {}
+    for name, site in sites.items():
+        now = there.get(id(site.module), name)
+        lines[now] = _Line(site.module, site, states[name])
+        for part, module in site.parts.items():
+            lines[there.get(id(module), part)] = _Line(module, None, _with(states[name], now))
+    return lines
+
+
+def _newcomer(name: str, module: nn.Module, lines: Mapping[str, _Line]) -> str | None:
+    """What is said of a module that came after attach; None: nothing."""
+    owner = name.partition(".parametrizations.")[0]
+    own = list(module.parameters(recurse=False))
+    if own and owner != name and owner in lines:
+        return _with(lines[owner].verdict, owner)
+    return "plain: came after attach" if any(p.dim() > 1 for p in own) else None
+
+
+def _skipped(why: str | None) -> str | None:
+    """What is said of a module that `attach` skipped for this reason; None: nothing, since it did not skip it."""
+    return why if why is None or why.startswith("ζ*") else f"plain: {why}"
+
+
+def _with(verdict: str, owner: str) -> str:
+    """What is said of a part of a layer."""
+    return f"{verdict}, with {owner or 'the model'}"
+
+
+def _rows(layers: Sequence[tuple[str, ...]], seen: Mapping[str, Statistics]) -> list[tuple[str, ...]]:
+    """The table, headings first; `seen`: the statistics of layers that were inspected."""
     rows = [("layer", "type", "weight", *(_INSIGHT.values() if seen else _COSTS), "gradient")]
     for same in _alike(layers) if len(layers) > LONG else [[layer] for layer in layers]:
         count = f" ×{len(same)}" if len(same) > 1 else ""
         name, verdict = _fold([layer[0] for layer in same]) or "(model)", _fold([layer[-1] for layer in same])
         middle = _insight([seen[layer[0]] for layer in same if layer[0] in seen]) if seen else same[0][3:-1]
         rows.append((name + count, *same[0][1:3], *middle, verdict))
-    live = {name: site for name, site in sites.items() if states[name].startswith("ζ") and "not seen yet" not in states[name]}
-    return "\n".join([*_fitted(rows), *textwrap.wrap(_summary(model, run, live), WIDTH)])
+    return rows
 
 
 def _state(

@@ -37,6 +37,23 @@ def saved(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping) -> di
 
 def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state: Mapping[str, Any]) -> None:
     """Go on there."""
+    # Everything is looked at before anything is changed.
+    _check_origin(run, state)
+    curvatures = _curvatures(sites, state)
+    passes, steps = (check_count(f"{name} of the state", state[name], 0) for name in ("backward_passes", "steps"))
+    damping = _damping(state)
+    for name, each in curvatures.items():
+        _check_layer(name, sites[name].module, each)
+    before = _as_given(state)
+    is_given_anew = _number(given) is not None and (_number(given), _relative_to(given)) != before
+    run.backward_passes, run.steps = passes, steps
+    if damping is not None:
+        _take_damping(run, damping, given, is_given_anew)
+    _take_averages(sites, curvatures)
+
+
+def _check_origin(run: Run, state: Mapping[str, Any]) -> None:
+    """Refuse what is no state, or one of another kind of training."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
     if "format" not in state or not isinstance(state["format"], int) or state["format"] != 1:
@@ -51,43 +68,60 @@ def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state:
         raise ValueError(
             f"the state is of {state['share']}, and this is {_share(run)}: with spread=True each rank saves and loads its own"
         )
-    curvatures, damping = state["curvature"], state["damping"]
+
+
+def _curvatures(sites: Mapping[str, ConditionedLayer], state: Mapping[str, Any]) -> Mapping[str, Mapping[Any, Any]]:
+    """The averages in a state, by layer and place; all these layers are here."""
+    curvatures = state["curvature"]
     if not isinstance(curvatures, Mapping) or not all(isinstance(each, Mapping) for each in curvatures.values()):
         raise TypeError(f"the curvature in a state must be a mapping of mappings, got {curvatures!r}")
     unknown = sorted(str(name) for name in set(curvatures) - set(sites))
     if unknown:
         raise ValueError(f"the state has layers that are not attached here: {', '.join(map(repr, unknown))}")
-    # Everything is looked at before anything is changed.
-    passes, steps = (check_count(f"{name} of the state", state[name], 0) for name in ("backward_passes", "steps"))
-    if damping is not None:
-        to = _kind(state["relative"])
-        damping = Relative(damping, to=to) if to else check(damping, "the state's damping")
-    for name, each in curvatures.items():
-        ends: dict[str, int] = {}
-        for where, moment_state in each.items():
-            place = WeightSlice(*where)
-            ends[place.parameter] = max(ends.get(place.parameter, 0), place.stop)
-            _check_fits(name, sites[name].module, place, moment_state)
-        for parameter, end in ends.items():
-            there = len(sites[name].module.get_parameter(parameter))
-            if end != there:
-                raise ValueError(
-                    f"the state of layer {name!r} was made for {end} rows of its {parameter!r}, and this one has {there}: "
-                    "it is of another model"
-                )
-    before = _as_given(state)
-    run.backward_passes, run.steps = passes, steps
-    own = _number(given), _relative_to(given)
-    if damping is None or own[0] is None or own == before:
-        if damping is not None and not callable(run.damping):
+    return curvatures
+
+
+def _damping(state: Mapping[str, Any]) -> Damping | None:
+    """The damping in a state; None where that was a schedule."""
+    damping = state["damping"]
+    if damping is None:
+        return None
+    to = _kind(state["relative"])
+    return Relative(damping, to=to) if to else check(damping, "the state's damping")
+
+
+def _check_layer(name: str, layer: nn.Module, averages: Mapping[Any, Any]) -> None:
+    """Refuse the averages of a layer of another size."""
+    ends: dict[str, int] = {}
+    for where, average in averages.items():
+        place = WeightSlice(*where)
+        ends[place.parameter] = max(ends.get(place.parameter, 0), place.stop)
+        _check_fits(name, layer, place, average)
+    for parameter, end in ends.items():
+        there = len(layer.get_parameter(parameter))
+        if end != there:
+            raise ValueError(
+                f"the state of layer {name!r} was made for {end} rows of its {parameter!r}, and this one has {there}: "
+                "it is of another model"
+            )
+
+
+def _take_damping(run: Run, damping: Damping, given: Damping, is_given_anew: bool) -> None:
+    """That of a state, unless `attach` was given another one here, or a schedule."""
+    if not is_given_anew:
+        if not callable(run.damping):
             run.set_damping(damping)
     elif damping != run.damping:
         warnings.warn(
             f"the state has damping={damping}, and this handle was given {given} anew, which stays: set "
             "handle.damping after loading for the other",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
+
+
+def _take_averages(sites: Mapping[str, ConditionedLayer], curvatures: Mapping[str, Mapping[Any, Any]]) -> None:
+    """Those of a state in place of those that are here."""
     moved: dict[torch.device, dict[int, Tensor]] = {}
     for name, site in sites.items():
         for gathering in site.gatherings.values():

@@ -3,9 +3,9 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from isaac_newton import torch_private
 from isaac_newton.api.averages import eigenvalues, owns, renew
+from isaac_newton.api.rewrite import Inspect, rewrite
 from isaac_newton.core.conditioner import Conditioner, invert, multiply
-from isaac_newton.core.distributed import Ranks, first_row, is_sharded, keep_own_part, local, sum_over_shards, whole
+from isaac_newton.core.distributed import Ranks, is_sharded
 from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer, child
 from isaac_newton.core.moments import Moment, WeightSlice
@@ -26,8 +27,6 @@ __all__ = ["condition_gradients"]
 
 #: A relative error that counts as a failure, and in how many steps it is looked for once.
 _LOST, _CHECKED = 1e-2, 64
-#: Called with a gradient before and after.
-Inspect: TypeAlias = Callable[[Tensor, Tensor], None]
 
 
 class _Matrix(NamedTuple):
@@ -57,19 +56,13 @@ def condition_gradients(sites: Mapping[str, ConditionedLayer], only: Iterable[Te
     if ranks is not None:
         chosen = _meet(sites, chosen, ranks)
     weights = _weights(sites, chosen)
-    due = [_is_due(weight) for weight in weights]
-    if ranks is not None:
-        # What is due on one rank is due on all.
-        flags = [bool(flag) for flag in ranks.largest([float(flag) for pair in due for flag in pair])]
-        due = list(zip(flags[::2], flags[1::2], strict=True))
-    strange = [] if ranks is not None else _unseen(sites, chosen)
-    strange += [child(one.site.name, one.name) for one, (_, explained) in zip(weights, due, strict=True) if not explained]
-    for same in _alike([weight for weight, ready in zip(weights, due, strict=True) if all(ready)], ranks):
+    due, strange = _due(weights, ranks)
+    if ranks is None:
+        strange = _unseen(sites, chosen) + strange
+    for same in _alike(due, ranks):
         first = same[0]
-        if ranks is not None and run.options.spread and first.moment.owner is None:
-            first.moment.owner = _least_loaded(sites, ranks)
-        if ranks is not None and first.site.gathers(first.moment):
-            first.moment.sum_over(ranks, first.parameter.device)
+        if ranks is not None:
+            _join(first, sites, ranks)
         if not run.is_warming_up:
             _condition(same, ranks)
         elif owns(first.moment, first.site):
@@ -94,6 +87,27 @@ def _weights(sites: Mapping[str, ConditionedLayer], chosen: set[int] | None) -> 
                 if first.gathering is not gathering:
                     first.gathering.join(gathering, first.name)
     return list(found.values())
+
+
+def _due(weights: Sequence[_Weight], ranks: Ranks | None) -> tuple[list[_Weight], list[str]]:
+    """The weights to condition, and the names of those whose gradient came from elsewhere."""
+    states = [_is_due(weight) for weight in weights]
+    if ranks is not None:
+        # What is due on one rank is due on all.
+        flags = [bool(flag) for flag in ranks.largest([float(flag) for pair in states for flag in pair])]
+        states = list(zip(flags[::2], flags[1::2], strict=True))
+    due = [weight for weight, state in zip(weights, states, strict=True) if all(state)]
+    strange = [child(one.site.name, one.name) for one, (_, explained) in zip(weights, states, strict=True) if not explained]
+    return due, strange
+
+
+def _join(matrix: _Matrix, sites: Mapping[str, ConditionedLayer], ranks: Ranks) -> None:
+    """Add up what all ranks have gathered for a matrix, where one of them or each keeps the average."""
+    moment, site = matrix.moment, matrix.site
+    if site.run.options.spread and moment.owner is None:
+        moment.owner = _least_loaded(sites, ranks)
+    if site.gathers(moment):
+        moment.sum_over(ranks, matrix.parameter.device)
 
 
 def _is_due(weight: _Weight) -> tuple[bool, bool]:
@@ -234,7 +248,7 @@ def _condition_by_rows(same: Sequence[_Matrix], few: Float[Tensor, "groups rows 
         inspect: Inspect | None = None
         if site.run.inspecting:
             inspect = functools.partial(matrix.site.inspect, lambda: equations.spectrum(few), made.damping)
-        _rewrite(matrix, functools.partial(_times_few, by, matrix.site), inspect=inspect)
+        rewrite(matrix.site, matrix.where, functools.partial(_times_few, by, matrix.site), inspect=inspect)
 
 
 def _times_few(by: Conditioner, site: ConditionedLayer, matrix: Tensor) -> Tensor:
@@ -250,7 +264,7 @@ def _multiply_by_average(matrix: _Matrix, conditioner: Tensor, damping: float | 
     if site.run.inspecting and owns(matrix.moment, site):
         values = functools.partial(eigenvalues, conditioner, damping, site.run.options.power)
         inspect = functools.partial(site.inspect, values, damping)
-    _rewrite(matrix, functools.partial(_times, conditioner, site), diagonal=conditioner, inspect=inspect)
+    rewrite(site, matrix.where, functools.partial(_times, conditioner, site), diagonal=conditioner, inspect=inspect)
 
 
 def _count_lost_digits(before: Tensor, after: Tensor, site: ConditionedLayer) -> None:
@@ -268,92 +282,3 @@ def _times(conditioner: Tensor, site: ConditionedLayer, matrix: Tensor) -> Tenso
     done = matrix.to(conditioner.dtype) @ conditioner
     _count_lost_digits(matrix, done, site)
     return done
-
-
-def _rewrite(
-    matrix: _Matrix,
-    multiply: Callable[[Tensor], Tensor],
-    *,
-    diagonal: Tensor | None = None,
-    inspect: Inspect | None = None,
-) -> None:
-    """Replace the gradient of a matrix by what `multiply` makes of it, as (groups, outputs, features)."""
-    where, layer, keep_norm = matrix.where, matrix.site.module, matrix.site.run.options.keep_norm
-    parameters = [layer.get_parameter(where.parameter)]
-    if where.bias is not None:
-        parameters.append(layer.get_parameter(where.bias))
-    gradients = [parameter.grad for parameter in parameters]
-    if gradients[0] is None:
-        return
-    parts, begin = gradients, 0
-    sharded = is_sharded(gradients[0])
-    by_rows = where.groups <= 1 and not where.transposed
-    if sharded:
-        # Rows of the gradient are multiplied one by one, each rank its own; for other layouts the gradient comes together.
-        begin = first_row(gradients[0]) if by_rows else 0
-        parts = [None if gradient is None else local(gradient) if by_rows else whole(gradient) for gradient in gradients]
-    weight, bias = parts[0], parts[1] if len(parts) > 1 else None
-    assert weight is not None
-    own = slice(max(where.start - begin, 0), max(min(where.stop - begin, len(weight)), 0))
-    squares = [_square(weight, bias, own)] if keep_norm else []
-    if where.groups == 0:
-        assert diagonal is not None
-        before = _numbers(weight, own).clone() if inspect is not None else weight
-        _divide(weight, diagonal[begin + own.start : begin + own.stop], own)
-        if inspect is not None:
-            inspect(before, _numbers(weight, own))
-    else:
-        _multiply(weight[own], None if bias is None else bias[own], where, multiply, inspect)
-    if keep_norm:
-        together = torch.stack([*squares, _square(weight, bias, own)])
-        if sharded and by_rows:
-            sum_over_shards(gradients[0], together)
-        before, after = together.sqrt().unbind()
-        for part in (sparse_parts(weight)[0] if weight.is_sparse else weight[own], None if bias is None else bias[own]):
-            if part is not None:
-                part.mul_(equations.quotient(before, after).to(part.dtype))
-    if sharded and not by_rows:
-        for gradient, part in zip(gradients, parts, strict=True):
-            if gradient is not None and part is not None:
-                keep_own_part(gradient, part)
-
-
-def _multiply(
-    weight: Tensor, bias: Tensor | None, where: WeightSlice, multiply: Callable[[Tensor], Tensor], inspect: Inspect | None
-) -> None:
-    if weight.numel() == 0:
-        return
-    dtype = torch.promote_types(weight.dtype, torch.float32)
-    matrix = weight.reshape(where.groups, weight.shape[0] // where.groups, -1).to(dtype)
-    matrix = matrix.mT if where.transposed else matrix
-    if where.bias is not None:
-        column = matrix.new_zeros(matrix.shape[:2]) if bias is None else bias.reshape(matrix.shape[:2]).to(dtype)
-        matrix = torch.cat([matrix, column[..., None]], dim=-1)
-    plain, matrix = matrix, multiply(matrix)
-    if inspect is not None:
-        inspect(plain, matrix)
-    if where.bias is not None:
-        if bias is not None:
-            bias.copy_(matrix[..., -1].reshape(bias.shape))
-        matrix = matrix[..., :-1]
-    weight.copy_((matrix.mT if where.transposed else matrix).reshape(weight.shape))
-
-
-def _square(weight: Tensor, bias: Tensor | None, own: slice) -> Tensor:
-    """The squared norm of a gradient, and of the bias that is conditioned with it."""
-    parts = [_numbers(weight, own)] + ([] if bias is None else [bias[own]])
-    return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in parts]).sum()
-
-
-def _numbers(weight: Tensor, own: slice) -> Tensor:
-    """What is not zero in an embedding's gradient, dense or sparse."""
-    return weight.coalesce().values() if weight.is_sparse else weight[own]
-
-
-def _divide(weight: Tensor, factor: Tensor, own: slice) -> None:
-    """Scale the rows of an embedding's gradient, dense or sparse."""
-    if weight.is_sparse:
-        values, indices = sparse_parts(weight)
-        values.mul_(factor[indices[0]][:, None].to(values.dtype))
-    else:
-        weight[own].mul_(factor[:, None].to(weight.dtype))

@@ -114,20 +114,11 @@ def suggest_damping(model: nn.Module, *batch: Any, **named: Any) -> Suggestion:
         *batch: What the model is called with, `model(*batch)`; a single mapping is `model(**batch)`. No targets are needed.
         **named: What it is called with by name.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    _check_model(model)
     if not batch and not named:
         raise ValueError("suggest_damping needs a batch to look at: suggest_damping(model, *inputs)")
     if batch and isinstance(batch[0], DataLoader):
         raise TypeError("suggest_damping looks at one batch, got a DataLoader: give the inputs in next(iter(loader))")
-    nowhere = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if nowhere:
-        raise ValueError(
-            f"parameter {nowhere[0]!r} is on the meta device and has no values: fill the model before asking for a damping"
-        )
-    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ValueError(f"parameter {lazy[0]!r} has no size yet: run one batch through the model before asking for a damping")
     layers = _spectra(model, batch, named)
     seen = [spectrum for spectrum in layers.values() if spectrum.largest > 0]
     if not seen:
@@ -138,6 +129,19 @@ def suggest_damping(model: nn.Module, *batch: Any, **named: Any) -> Suggestion:
         relative=_where(lambda ratio: [(each, ratio * each.mean) for each in seen], largest / smallest),
         layers=layers,
     )
+
+
+def _check_model(model: nn.Module) -> None:
+    """Refuse what cannot be run yet."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(
+                f"parameter {name!r} is on the meta device and has no values: fill the model before asking for a damping"
+            )
+        if is_lazy(parameter):
+            raise ValueError(f"parameter {name!r} has no size yet: run one batch through the model before asking for a damping")
 
 
 def _where(dampings: Callable[[float], Iterable[tuple[Spectrum, float]]], most: float) -> float:

@@ -132,10 +132,15 @@ class Watch:
         if missing or now >= self._next_look:
             self._next_look = 2 * now
             self.say_what_changed()
-        if run.mask is not None and run.mask_missed is not None and (run.mask.dim() == 1 or not run.mask_met):
-            self._say(_MASK, ["mask"], tuple(run.mask.shape), tuple(run.mask_missed))
+        if run.mask is not None and run.mask_missed is not None:
+            self._say_mask_missed(run.mask, run.mask_missed)
         if now + 1 >= self._next_look and self._is_on_cpu:
             run.clock.begin()
+
+    def _say_mask_missed(self, mask: Tensor, missed: Sequence[int]) -> None:
+        """An input did not begin with the mask's shape: a mask over samples fits all inputs, one over positions fits some."""
+        if mask.dim() == 1 or not self._run.mask_met:
+            self._say(_MASK, ["mask"], tuple(mask.shape), tuple(missed))
 
     def met_frozen(self, name: str) -> None:
         """A layer was called whose weight is frozen."""

@@ -1,8 +1,10 @@
-"""Values of options that cannot be meant are refused, with what they are and what they may be."""
+"""Arguments that cannot be meant are refused, with what they are and what they may be."""
 
 from typing import get_args
 
-__all__ = ["check_choice", "check_count", "check_flag", "check_share"]
+from torch import Tensor
+
+__all__ = ["check_choice", "check_count", "check_flag", "check_share", "check_tensors"]
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
@@ -31,3 +33,12 @@ def check_share(name: str, value: object, *, below_one: bool = False) -> None:
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not (0 <= value < 1 if below_one else 0 <= value <= 1):
         raise ValueError(f"{name} must be at least 0 and {'below' if below_one else 'at most'} 1, got {value}")
+
+
+def check_tensors(weight: object, bias: object, input: object) -> None:
+    """Refuse what is no weight, bias or input of a layer."""
+    for name, value in (("weight", weight), ("bias", bias), ("input", input)):
+        if not isinstance(value, Tensor) and not (name == "bias" and value is None):
+            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if isinstance(weight, Tensor) and weight.is_complex():
+        raise TypeError(f"weight must be real, got {weight.dtype}: conditioners are made from real inputs")

@@ -153,10 +153,7 @@ class Gathering:
         if gradient is None:
             self.drop(parameter)
         elif self.grown or not self._is_known(gradient):
-            there = _is_filled(gradient)
-            before, version = self._filled
-            if self._is_known(gradient) and version == torch_private.version(gradient):
-                there = there | ~before if isinstance(before, Tensor) else there or not before  # nobody has touched it
+            there = self._is_still_there(gradient)
             if isinstance(there, Tensor) and self._run.bound and self._is_known(gradient):
                 for moment in self.moments.values():
                     moment.keep_if(there)  # nothing waits for the device
@@ -164,6 +161,14 @@ class Gathering:
                 self.drop(parameter)
             elif not any(self._waiting.values()):  # another thread's pass may have left it, and not told yet
                 self._strange |= not self._explains(gradient)
+
+    def _is_still_there(self, gradient: Tensor) -> Tensor | bool:
+        """Whether it was not cleared; on a GPU not known yet. One without numbers was not, if a pass has left it so."""
+        there = _is_filled(gradient)
+        before, version = self._filled
+        if self._is_known(gradient) and version == torch_private.version(gradient):
+            return there | ~before if isinstance(before, Tensor) else there or not before
+        return there
 
     def drop(self, parameter: Tensor | None = None) -> None:
         """Forget what was gathered since the last step."""

@@ -15,6 +15,7 @@ from torch.autograd.graph import Node
 from isaac_newton import torch_private
 from isaac_newton.core import traced
 from isaac_newton.core.beginning import begin, begin_all
+from isaac_newton.core.checks import check_tensors
 from isaac_newton.core.conditioner import Conditioner, multiply_own, share_beyond
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR, Operation, half_type
@@ -134,11 +135,7 @@ def condition(
     """
     if not isinstance(site, ConditionedLayer):
         raise TypeError(f"site must be what the adapter was called with, got {type(site).__name__}")
-    for name, tensor in (("weight", weight), ("bias", bias), ("input", input)):
-        if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    if weight.is_complex():
-        raise TypeError(f"weight must be real, got {weight.dtype}: conditioners are made from real inputs")
+    check_tensors(weight, bias, input)
     site.check_features(weight, input, arrange is sequence, transposed)
     if traced.is_traced():
         return traced.condition(weight, bias, input, site, arrange, transposed, site.run.mask)

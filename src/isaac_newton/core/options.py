@@ -213,19 +213,14 @@ class Run:
     clock: Clock = field(default_factory=Clock, repr=False)
     mask_met: bool = False
     mask_missed: Sequence[int] | None = None
-    said_of_repeats: bool = field(default=False, repr=False)
     relative: RelativeTo | None = field(init=False)
     number: int = field(init=False)
-    _warned: bool = field(default=False, repr=False)
-    _warned_of_digits: bool = field(default=False, repr=False)
     _pass: int = field(default=-1, repr=False)
     _source: "tuple[weakref.ref[Tensor], int, object] | None" = field(default=None, repr=False)
     _stepped: set[int] = field(default_factory=set, repr=False)
     _dropped_in: int = field(default=-1, repr=False)
     _missed: int = field(default=0, repr=False)
-    _said: bool = field(default=False, repr=False)
-    _strange: bool = field(default=False, repr=False)
-    _lent: bool = field(default=False, repr=False)
+    _told: set[str] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         LIVE.add(self)
@@ -314,10 +309,15 @@ class Run:
             return (self.capture.damping if kfac else self.capture.output_damping), relative
         return strength, relative
 
+    def is_news(self, what: str) -> bool:
+        """Whether nobody was told so far, of what is said once."""
+        is_new = what not in self._told
+        self._told.add(what)
+        return is_new
+
     def warn_about_failure(self) -> None:
         """A factorization failed: said once, for all layers and steps."""
-        if not self._warned:
-            self._warned = True
+        if self.is_news("failure"):
             warnings.warn(
                 "a factorization failed: for this layer and this step it was repeated with a larger damping, or the gradient "
                 "left plain; handle.statistics counts how often per layer",
@@ -327,8 +327,7 @@ class Run:
 
     def warn_about_digits(self, name: str) -> None:
         """Too little of a gradient is left for its precision: said once, for all layers and steps."""
-        if not self._warned_of_digits:
-            self._warned_of_digits = True
+        if self.is_news("digits"):
             warnings.warn(
                 f"digits were lost in layer {name!r}: conditioning leaves less of its gradient than that is precise; scale the "
                 "inputs to about 1, or take a larger damping. handle.statistics counts how often per layer, as fallbacks",
@@ -359,8 +358,7 @@ class Run:
 
     def warn_about_missed(self) -> None:
         """No step conditions the gradients: said once."""
-        if not self._said:
-            self._said = True
+        if self.is_news("missed"):
             warnings.warn(
                 "when='step', but gradients are cleared and no step has conditioned them: call handle.bind(optimizer) once for "
                 "each optimizer, also for a new one, or handle.step() before each optimizer.step(); detach a copied or loaded "
@@ -371,8 +369,7 @@ class Run:
 
     def warn_about_strange(self, weights: Sequence[str]) -> None:
         """Gradients came from elsewhere: said once."""
-        if not self._strange:
-            self._strange = True
+        if self.is_news("strange"):
             named = ", ".join(map(repr, weights[:5])) + (f" and {len(weights) - 5} more" if len(weights) > 5 else "")
             warnings.warn(
                 f"the gradient of {named} is not the sum of the backward passes since the last step, or its rows cannot be "
@@ -383,8 +380,7 @@ class Run:
 
     def warn_about_lent(self) -> None:
         """A gradient arrived at a weight that the layer does not hold: said once."""
-        if not self._lent:
-            self._lent = True
+        if self.is_news("lent"):
             warnings.warn(
                 "when='step', but a layer was called with a weight of somebody else (torch.func.functional_call), whose "
                 "gradient no step conditions: it stays plain. Use when='backward' for it, or `with handle.plain():` if that is "

@@ -64,9 +64,8 @@ class Repeats:
         calls = [call for call in self._calls if call.shape == repeat.shape]
         if not calls:
             return repeat
-        if len(calls) > 1 and not torch_private.saves_elsewhere() and not run.said_of_repeats:
+        if len(calls) > 1 and not torch_private.saves_elsewhere() and run.is_news("repeats"):
             # With hooks on saved tensors the first call has made the graph, and its mask is there.
-            run.said_of_repeats = True
             warnings.warn(
                 f"layer {name!r} is computed again in the backward pass, as reentrant checkpoints do, and since the last one "
                 "it was called with several masks, or inside and outside of handle.plain(): which of these counts cannot be "

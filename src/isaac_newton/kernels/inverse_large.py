@@ -20,7 +20,7 @@ from torch import Tensor
 
 from isaac_newton.kernels import GRAM, MOST_INVERTED, MULTIPLIED, SCALED, Inverted
 from isaac_newton.kernels.cpu import unrounded
-from isaac_newton.kernels.inverse_small import PRECISIONS, RELATIVE, least_pivot, start_vector
+from isaac_newton.kernels.sweep import PRECISIONS, RELATIVE, least_pivot, start_vector
 from isaac_newton.kernels.tables import Grouped, Room, by_class, job_of, names, pick, remember
 
 __all__ = ["GRAM", "MULTIPLIED", "SCALED", "inverses"]

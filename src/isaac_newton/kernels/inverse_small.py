@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from isaac_newton.kernels import GRAM, MOST_SMALL, MULTIPLIED, SCALED
+from isaac_newton.kernels.sweep import PRECISIONS, RELATIVE, least_pivot, start_vector
 from isaac_newton.kernels.tables import (
     TYPES,
     Grouped,
@@ -32,10 +33,8 @@ from isaac_newton.kernels.tables import (
     size_of,
 )
 
-__all__ = ["GRAM", "MULTIPLIED", "PRECISIONS", "RELATIVE", "SCALED", "Small", "inverses", "least_pivot", "start_vector"]
+__all__ = ["GRAM", "MULTIPLIED", "SCALED", "Small", "inverses"]
 
-#: What a damping may be relative to.
-RELATIVE = {"": 0, "mean": 1, "largest": 2}
 #: Pivots that are swept at a time.
 _PIVOTS = 16
 #: Columns that a program multiplies at once, in the Gram matrix and in the product.
@@ -44,9 +43,6 @@ _CHUNK, _ACROSS = 32, 64
 _SPAN, _MOST_PARTS = 128, 8
 #: Of the program that inverts, and of those that multiply.
 _WARPS, _WIDE_WARPS = {16: 1, 32: 1, 64: 4, 128: 8}, {16: 4, 32: 4, 64: 4, 128: 8}
-#: Of products in a sweep, and where its result is scaled: in the difference that is for (Woodbury), errors of the former would
-#: be two to four times those of float32.
-PRECISIONS = ("tf32x3", "ieee")
 
 
 class Small:
@@ -221,17 +217,6 @@ def _span(length: int) -> int:
 
 
 @triton.jit
-def least_pivot(trace):
-    """What stands for the identity beside a Gram matrix of this trace, and what no pivot is smaller than.
-
-    Products are rounded by 2⁻²³ of the trace. Where rows repeat and that outweighs the identity, pivots would be noise, so
-    that as much again is added; far below, nothing to speak of, since in a difference (Woodbury) it would be seen.
-    """
-    rounding = 1.1920929e-07 * trace
-    return 1.0 + rounding * tl.minimum(rounding, 1.0)
-
-
-@triton.jit
 def _sides(numbers, BY_ROWS: tl.constexpr, ALIGNED: tl.constexpr):
     """The smaller and the longer side of a job's matrix, and the strides along them."""
     features = size_of(numbers + 1, ALIGNED)
@@ -274,13 +259,6 @@ def _gram(
         tile = tl.load(x + _places(i, c, features, BY_ROWS), mask=inside, other=0.0)
         matrix = tl.dot(tile, tl.trans(tile), matrix, input_precision="tf32x3")
     tl.store(work + program.to(tl.int64) * BLOCK * BLOCK + i[:, None] * BLOCK + i[None, :], matrix)
-
-
-@triton.jit
-def start_vector(i, size):
-    """All positive, as what most inputs have in common, and no two alike, so that rows that cancel do not cancel here."""
-    turns = i.to(tl.float32) * 0.618034
-    return tl.where(i < size, 0.5 + turns - tl.floor(turns), 0.0)
 
 
 @triton.jit

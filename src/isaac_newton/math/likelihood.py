@@ -166,14 +166,7 @@ def likelihood_of(loss_fn: LossFunction) -> Likelihood:
     """The likelihood behind a loss: one torch knows, as module, function or `functools.partial` of it, or a `Likelihood`."""
     if isinstance(loss_fn, Likelihood) and not isinstance(loss_fn, type):
         return loss_fn
-    options: dict[str, object] = {}
-    base: object = loss_fn
-    if isinstance(loss_fn, functools.partial):
-        base, options = loss_fn.func, dict(loss_fn.keywords)
-    elif isinstance(loss_fn, nn.Module):
-        base = type(loss_fn)
-        names = ("reduction", "label_smoothing", "weight", "pos_weight")
-        options = {name: getattr(loss_fn, name, None) for name in names}
+    base, options = _taken_apart(loss_fn)
     kind = _KNOWN.get(base) if isinstance(base, type) or callable(base) else None
     if kind is None:
         raise TypeError(
@@ -193,6 +186,16 @@ def likelihood_of(loss_fn: LossFunction) -> Likelihood:
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
     return kind("mean" if reduction == "mean" else "sum")
+
+
+def _taken_apart(loss_fn: object) -> tuple[object, dict[str, object]]:
+    """The class or function that is torch's, and the options that it will be called with."""
+    if isinstance(loss_fn, functools.partial):
+        return loss_fn.func, dict(loss_fn.keywords)
+    if isinstance(loss_fn, nn.Module):
+        names = ("reduction", "label_smoothing", "weight", "pos_weight")
+        return type(loss_fn), {name: getattr(loss_fn, name, None) for name in names}
+    return loss_fn, {}
 
 
 #: What torch calls a loss in a graph.
