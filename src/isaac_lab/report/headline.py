@@ -1,17 +1,13 @@
 """The first section: what ISAAC is, and the figures that a reader wants first, good or bad."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from isaac_lab.bench.published import PAPER
-from isaac_lab.claims.checks import best
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.report.parts import Section, Source, Tile, Tiles
 from isaac_lab.report.summaries import Summary, checked
-from isaac_lab.report.views import data_of
 from isaac_lab.studies.race.standings import lowest, pairs
-from isaac_lab.words import number, times
 
 LEAD = (
     "ISAAC conditions the gradient of each weight by the curvature that the layer's own inputs carry: one b × b inverse per "
@@ -21,7 +17,7 @@ LEAD = (
 
 
 def section(evidence: Evidence, races: Sequence[Summary], verdicts: Mapping[str, int], records: Sequence[str]) -> Section:
-    """Three or four tiles, each from records; none where there are none.
+    """A few tiles, each from records; none where there are none.
 
     Args:
         evidence: The records of the paper's experiments.
@@ -29,7 +25,7 @@ def section(evidence: Evidence, races: Sequence[Summary], verdicts: Mapping[str,
         verdicts: How many claims have which.
         records: Folders that all of it comes from.
     """
-    tiles = [_race(races), _grid(evidence), _cost(evidence), _claims(verdicts)]
+    tiles = [_race(races), _cost(evidence), _claims(verdicts)]
     source = Source(tuple(records), ("isaac-newton report",))
     return Section("summary", "In short", LEAD, (Tiles(tuple(tile for tile in tiles if tile is not None)), source))
 
@@ -49,24 +45,6 @@ def _race(races: Sequence[Summary]) -> Tile | None:
     detail += f"AdamW + ISAAC ends below AdamW in {sum(below for below, _ in ends)} (p < 0.05). "
     detail += "Budgets are short and the tuning is uneven."
     return Tile(f"{winners['AdamW + ISAAC']} of {len(found)}", label, detail, "race")
-
-
-def _grid(evidence: Evidence) -> Tile | None:
-    """The paper's own comparison, Figure 1 b, or whichever panel of it there is."""
-    found = next((outcome for panel in "bacd" if (outcome := evidence.outcome("fig1", panel)) is not None), None)
-    if found is None:
-        return None
-    own = best(found)
-    star, plain = own.zeta_star, own.gradient
-    if math.isinf(star) or math.isinf(plain):
-        return None
-    factor = plain / star if star < plain else star / plain
-    word = "lower" if star < plain else "higher"
-    records = found.all()
-    label = f"{word} training loss with ζ* than with plain SGD, each at its best"
-    setting = f"5 layers, {found.panel.title}, {records[0].trial.points} epochs, scale “{found.scale}”"
-    detail = f"{number(star)} against {number(plain)}: {data_of(records)}, {setting}. One seed, so there is no p."
-    return Tile(times(factor), label, detail, "grids")
 
 
 def _cost(evidence: Evidence) -> Tile | None:

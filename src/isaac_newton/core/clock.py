@@ -1,6 +1,5 @@
 """How long conditioning takes on a CPU: its share of the time from the end of one backward pass to the end of the next."""
 
-from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
@@ -36,14 +35,8 @@ class Clock:
         """The time."""
         return perf_counter()
 
-    def add(self, started: float) -> float:
-        """The time since then was spent on conditioning; returns what time it is."""
+    def add(self, started: float, share: float = 1.0) -> float:
+        """So much of the time since then was spent on conditioning; returns what time it is."""
         now = perf_counter()
-        self._spent += now - started
+        self._spent += share * (now - started)
         return now
-
-    def add_beyond(self, started: float, plainly: Callable[[], object]) -> None:
-        """Of the time since then, what it took longer than this does, which would have been done anyway."""
-        between = perf_counter()
-        plainly()
-        self._spent += max(2 * between - started - perf_counter(), 0.0)

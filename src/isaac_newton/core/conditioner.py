@@ -24,7 +24,7 @@ from isaac_newton.torch_private import has_values
 if TYPE_CHECKING:
     from isaac_newton.kernels.inverse_small import Small
 
-__all__ = ["Conditioner", "invert", "multiply", "multiply_own"]
+__all__ = ["Conditioner", "invert", "multiply", "multiply_own", "share_beyond"]
 
 #: Up to so many features, rows of the own form are multiplied by their inverse however few the outputs are.
 _FEW_FEATURES = 512
@@ -333,6 +333,13 @@ def multiply_own(
         used = torch.mm(inverse, g)
         before, after = ((torch.mm(x, x.mT) * gram).sum().clamp_min(0).sqrt() for x in (plain, used))
     return torch.mm((used * equations.quotient(before, after)).mT, a)
+
+
+def share_beyond(by: Conditioner, outputs: int) -> float:
+    """What part of the multiply-adds of `multiply_own` the plain gradient does not need."""
+    count, features = by.rows.r.shape
+    beyond = count**2 * min(features, outputs) if count < features else features**2 * outputs
+    return beyond / (beyond + count * features * outputs)
 
 
 def _own_product(g: Float[Tensor, "rows out"], by: Conditioner) -> Float[Tensor, "out in"]:

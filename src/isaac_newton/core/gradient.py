@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 from isaac_newton import torch_private
 from isaac_newton.core import traced
 from isaac_newton.core.beginning import begin, begin_all
-from isaac_newton.core.conditioner import Conditioner, multiply_own
+from isaac_newton.core.conditioner import Conditioner, multiply_own, share_beyond
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR, Operation, half_type
 from isaac_newton.core.outputs import condition_outputs, keep_output_rows, output_conditioner
@@ -358,12 +358,12 @@ def _own_gradients(use: Use, g: Tensor, x: Tensor, dtype: torch.dtype, joint: bo
         if started:
             started = run.clock.add(started)
         conditioned = multiply_own(g, made, plain)
+        if started:
+            run.clock.add(started, share_beyond(made, g.shape[1]))
 
         def plainly() -> Tensor:
             return multiply_own(plain, Conditioner(made.rows))
 
-        if started:
-            run.clock.add_beyond(started, plainly)
         use.layer.saw(made, use.outputs, plainly, conditioned, own=use.own)
         conditioned = cast(conditioned, dtype)
     return (conditioned[:, :-1], conditioned[:, -1]) if joint else (conditioned, None)
