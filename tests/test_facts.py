@@ -59,6 +59,20 @@ def memory(kind: str, case: str) -> str:
     return f"{100 * (ours / plain - 1):.1f} %"
 
 
+def _over_plain(quantity: str, kind: str, name: str, cases: tuple[str, ...]) -> list[float]:
+    return [method(kind, name, case)[quantity] / method(kind, "gradient", case)[quantity] for case in cases]
+
+
+def busy(kind: str, name: str, *cases: str) -> str:
+    found = _over_plain("device_seconds", kind, name, cases)
+    return " to ".join(f"{end:.3g}" for end in (min(found), max(found)))
+
+
+def peak(kind: str, name: str, *cases: str) -> str:
+    more = 100 * (max(_over_plain("allocated_bytes", kind, name, cases)) - 1)
+    return f"{more:.1f} %" if more < 1 else f"{more:.0f} %"
+
+
 @functools.cache
 def recipes() -> dict[str, Standing]:
     return {own.recipe.name: own for own in standings(Store(ROOT / "results" / "recipes" / "quick"), "quick")}
@@ -66,6 +80,8 @@ def recipes() -> dict[str, Standing]:
 
 def recipe(name: str, what: str) -> str:
     own = recipes()[name]
+    if what == "holm":
+        return f"{holm({each: one.p_better for each, one in recipes().items()})[name]:.2g}"
     if what in ("p", "p_tuned"):
         return f"{own.p_better if what == 'p' else own.p_tuned:.2g}"
     value = own.samples[what].mean
@@ -115,6 +131,13 @@ def rates_cells() -> tuple[Cell, ...]:
     return tuple(cells(Store(ROOT / "results" / "rates" / "quick"), "quick"))
 
 
+def tuned(what: str) -> str:
+    """In how many recipes plain at the best of five rates ends ahead of the line, or behind it."""
+    sure = [own for own in recipes().values() if own.p_tuned < LEVEL]
+    ahead = sum(own.tuned[0] > own.gain[0] for own in sure)
+    return str({"ahead": ahead, "behind": len(sure) - ahead}[what])
+
+
 def rates(optimizer: str, what: str) -> str:
     """The best rate of each arm; `higher`: at how many rates the line is ahead, p < 0.05 after Holm."""
     own = [cell for cell in rates_cells() if cell.optimizer == optimizer]
@@ -132,7 +155,7 @@ def step(folder: str, device: str, plain: str, ours: str) -> str:
 
 
 KINDS: dict[str, Callable[..., str]] = {
-    own.__name__: own for own in (ratio, ratio3, memory, step, recipe, rates, race, digits, cell)
+    own.__name__: own for own in (ratio, ratio3, memory, busy, peak, step, recipe, tuned, rates, race, digits, cell)
 }
 
 

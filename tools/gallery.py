@@ -19,8 +19,9 @@ PAGE, RECORDS = ROOT / "docs" / "gallery.md", ROOT / "results" / "examples"
 COLUMNS = 120
 HEAD = """# Gallery
 
-Everything in `examples/` runs by itself on a CPU, with data that is embedded or generated. These are short runs,
-most of one seed: [Which form](which.md) has what was measured.
+Everything in `examples/` runs by itself on a CPU, with data that is embedded or generated. These are short runs, most
+of one seed, and few rates were tried. They show how to type it, and are no evidence that it helps: [Which
+form](which.md) has what was measured.
 
 To run a notebook you need a checkout, Jupyter and the extra `lab`; for the last one, transformers and accelerate too.
 """
