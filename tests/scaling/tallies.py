@@ -7,6 +7,7 @@ torch's profiler.
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -285,6 +286,8 @@ def _main() -> None:
         chosen.found.write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # for the reason that distributed/restart.py gives
 
 
 if __name__ == "__main__":

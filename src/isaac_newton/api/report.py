@@ -199,7 +199,7 @@ def _summary(model: nn.Module, run: Run, live: Mapping[str, Conditioned]) -> str
     own = sum(site.statistics.own_multiplications for site in live.values())
     cost = f", {_percent(100 * extra / own)} % more multiply-adds in the last step" if own else ""
     if run.clock.share is not None and live:
-        cost += f", {_percent(100 * run.clock.share)} % of the time of a step (measured)"
+        cost += f", {_percent(100 * run.clock.share)} % of the step's time in conditioning (measured)"
     return f"{len(live)} layers conditioned, {share:.1f} % of {total:,} parameters{cost}; {', '.join(_options(run))}"
 
 
