@@ -23,6 +23,9 @@ WORD = 0xFFFFFFFF
 #: 2³² over the golden ratio, and two odd factors whose bits look random.
 GOLDEN, FIRST, SECOND = 0x9E3779B9, 0x8DA6B343, 0xC2B2AE35
 
+#: So many bits are permuted all at once: a table costs hardly more than a few numbers, and permuting again is a look at it.
+_FEW_BITS = 12
+
 
 def bits_of(total: int) -> int:
     """Bits of the numbers below `total`."""
@@ -55,6 +58,12 @@ def permuted(total: int, count: int, seed: int, number: int, device: torch.devic
     bits = bits_of(total)
     start = _mixed(folded(seed) ^ _mixed((number + GOLDEN) & WORD))
     keys = [_mixed((start + each * GOLDEN) & WORD) for each in range(ROUNDS)]
+    if bits <= _FEW_BITS:
+        table = _permuted_once(torch.arange(1 << bits, device=device), bits, keys)
+        found = table[:count]
+        while count and found.amax() >= total:
+            found = torch.where(found < total, found, table[found])
+        return found
     found = _permuted_once(torch.arange(count, device=device), bits, keys)
     while count and found.amax() >= total:
         found = torch.where(found < total, found, _permuted_once(found, bits, keys))
