@@ -91,7 +91,7 @@ def scores(summary: Record, id: str = "tab1") -> Figure:
         charts.append(dots.chart(name, column, alt, found, methods, unit=" %", width=310))
     counts = sorted({cell["n"] for row in rows for cell in row["cells"] if cell})
     runs = " to ".join(dict.fromkeys(str(count) for count in counts[:1] + counts[-1:]))
-    about = "Scores on dev in percent, more is better. Settings chosen for each method from grids of equal size. "
+    about = "Scores on dev in percent, more is better. Settings chosen for each method from grids that differ in size. "
     about += f"Mean ± standard deviation over {runs} seeds; small dots: single seeds." if counts else "Not run yet."
     return Figure(f"figure-{id}", tuple(charts), summary["title"], about, methods=methods)
 
