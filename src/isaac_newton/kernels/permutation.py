@@ -23,7 +23,7 @@ WORD = 0xFFFFFFFF
 #: 2³² over the golden ratio, and two odd factors whose bits look random.
 GOLDEN, FIRST, SECOND = 0x9E3779B9, 0x8DA6B343, 0xC2B2AE35
 
-#: So many bits are permuted all at once: a table costs hardly more than a few numbers, and permuting again is a look at it.
+#: Numbers of so many bits are permuted all at once where some are too large: permuting these again is a look at a table.
 _FEW_BITS = 12
 
 
@@ -58,7 +58,7 @@ def permuted(total: int, count: int, seed: int, number: int, device: torch.devic
     bits = bits_of(total)
     start = _mixed(folded(seed) ^ _mixed((number + GOLDEN) & WORD))
     keys = [_mixed((start + each * GOLDEN) & WORD) for each in range(ROUNDS)]
-    if bits <= _FEW_BITS:
+    if total < 1 << bits and bits <= _FEW_BITS:
         table = _permuted_once(torch.arange(1 << bits, device=device), bits, keys)
         found = table[:count]
         while count and found.amax() >= total:
