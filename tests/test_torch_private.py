@@ -73,6 +73,20 @@ def test_the_compiler_says_once_what_it_knows_dynamic_sizes_too() -> None:
     assert ASKED == [("a name", 5)]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_export_is_told_from_compiled_code(strict: bool) -> None:
+    """`torch.compiler.is_exporting` is true in all compiled code of torch 2.9 to 2.11: there models stayed plain."""
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (10 if torch_private.is_exporting() else 1)
+
+    x = torch.zeros(2)
+    assert torch.compile(Module(), backend="eager", fullgraph=True)(x).tolist() == [1, 1]
+    assert torch.export.export(Module(), (x,), strict=strict).module()(x).tolist() == [10, 10]
+    assert Module()(x).tolist() == [1, 1]
+
+
 def test_a_pass_knows_which_leaves_it_computes() -> None:
     weight, other, found = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3)), []
 

@@ -30,6 +30,7 @@ __all__ = [
     "has_values",
     "hint",
     "is_autocast_on",
+    "is_exporting",
     "is_flattened",
     "is_hooked",
     "is_one_of_many",
@@ -101,6 +102,14 @@ def saves_elsewhere() -> bool:
 def has_values(x: Tensor) -> bool:
     """Whether values are there to be looked at: not those of traced tensors, nor of batched ones in torch.func."""
     return not (torch.compiler.is_compiling() or _C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` writes the forward pass down.
+
+    `torch.compiler.is_exporting` says so too, but in compiled code of torch 2.9 to 2.11 it is always true.
+    """
+    return torch.compiler._is_exporting_flag
 
 
 def hint(size: Any) -> int:

@@ -336,7 +336,7 @@ def _plain(module: nn.Module, site: ConditionedLayer, *args: Any, **kwargs: Any)
 def is_exported() -> bool:
     """Whether the forward pass is written down for use elsewhere, where nothing is trained."""
     jit: Any = torch.jit  # deprecated, and without types
-    return torch.compiler.is_exporting() or bool(jit.is_tracing())
+    return torch_private.is_exporting() or bool(jit.is_tracing())
 
 
 def child(name: str, part: str) -> str:
