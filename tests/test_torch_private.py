@@ -79,7 +79,7 @@ def test_an_export_is_told_from_compiled_code(strict: bool) -> None:
 
     class Module(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x + (10 if torch_private.is_exporting() else 1)
+            return x + (10 if torch_private.is_exported() else 1)
 
     x = torch.zeros(2)
     assert torch.compile(Module(), backend="eager", fullgraph=True)(x).tolist() == [1, 1]

@@ -30,7 +30,7 @@ __all__ = [
     "has_values",
     "hint",
     "is_autocast_on",
-    "is_exporting",
+    "is_exported",
     "is_flattened",
     "is_hooked",
     "is_one_of_many",
@@ -38,6 +38,7 @@ __all__ = [
     "keeps_graph",
     "may_be_watched",
     "no_view",
+    "node_of",
     "raw_stream",
     "recurrent_kernel",
     "remove_forward_pre_hooks",
@@ -104,12 +105,12 @@ def has_values(x: Tensor) -> bool:
     return not (torch.compiler.is_compiling() or _C._functorch.is_functorch_wrapped_tensor(x))
 
 
-def is_exporting() -> bool:
-    """Whether `torch.export` writes the forward pass down.
+def is_exported() -> bool:
+    """Whether the forward pass is written down for use elsewhere, where nothing is trained: `torch.export`, `torch.jit.trace`.
 
-    `torch.compiler.is_exporting` says so too, but in compiled code of torch 2.9 to 2.11 it is always true.
+    `torch.compiler.is_exporting` says the first too, but in compiled code of torch 2.9 to 2.11 it is always true.
     """
-    return torch.compiler._is_exporting_flag
+    return torch.compiler._is_exporting_flag or _C._get_tracing_state() is not None
 
 
 def hint(size: Any) -> int:
@@ -165,6 +166,12 @@ def replica_of(module: nn.Module) -> nn.Module:
 def base(x: Tensor) -> Tensor | None:
     """The tensor that this one is a view of. A function, because the compiler cannot read an `attrgetter`."""
     return x._base
+
+
+def node_of(output: Tensor) -> Any:
+    """The node of a call. A view that is changed in place gets another node, and its base keeps the old one."""
+    whole = output._base
+    return output.grad_fn if whole is None or whole.grad_fn is None else whole.grad_fn
 
 
 def raw_stream(device: int) -> int:

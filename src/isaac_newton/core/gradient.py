@@ -6,7 +6,7 @@ a layer whose backward pass is ours: a linear layer all of whose rows feed its c
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ def apply(
     Where the layer computes an `Operation`, its gradients can be had one by one. `arrange` and `outputs` say how the input and
     the gradient of the output become rows, `transposed` whether dimension 0 of the weight holds the features.
     """
-    if traced.is_traced():
+    if torch.compiler.is_compiling() or torch_private.is_transformed():
         return traced.apply(operation, x, weight, bias, layer, arrange, transposed, outputs)
     if not (torch.is_grad_enabled() and weight.requires_grad):
         layer.met_frozen()
@@ -90,7 +90,7 @@ def apply(
         x = _as_multiplied(use, x) if torch_private.is_autocast_on() else x
         use.wait()
         output = operation(x, shared[0].take(use, weight, shared[1], hand_out), bias)
-        node = _node_of(output)
+        node = torch_private.node_of(output)
         if node is not None:
             node.metadata[Use] = use  # the graph of the call owns the use
     else:
@@ -98,15 +98,9 @@ def apply(
     return _shown(output, use) if run.conditions_outputs else output
 
 
-def _node_of(output: Tensor) -> Any:
-    """The node of a call. A view that is changed in place gets another node, and its base keeps the old one."""
-    base = torch_private.base(output)
-    return (output if base is None or base.grad_fn is None else base).grad_fn
-
-
 def _shown(output: Tensor, use: Use) -> Tensor:
     """For ζ the gradient that comes back to the output is shown to the use."""
-    node = _node_of(output)
+    node = torch_private.node_of(output)
     if node is not None:
         node.register_prehook(lambda gradients: keep_output_rows(use, gradients[0]))
     return output
@@ -332,9 +326,10 @@ def _conditioned_again(ctx: _Context, x: Tensor, weight: Tensor) -> Tensor:
 
     So the whole gradient of a weight is multiplied by its conditioner, that of a gradient penalty included.
     """
-    if ctx.use.layer.run.conditions_outputs or not weight.requires_grad:
+    first = ctx.use
+    if first.layer.run.conditions_outputs or not weight.requires_grad:
         return weight
-    use = dataclasses.replace(ctx.use, own=False, kept=x, made=None)
+    use = Use(first.layer, first.layout, x, first.mask, False, first.outputs, first.slice)
     tensors = (weight, ctx.bias) if use.layout.joint else (weight,)
     return hand_out(Alone(use), None, *tensors)[0]
 

@@ -15,7 +15,7 @@ from isaac_newton.core.distributed import is_sharded
 from isaac_newton.core.gathering import Gathering, Part, part_of
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
-from isaac_newton.core.repeated import Repeats
+from isaac_newton.core.repeated import Repeats, is_special
 from isaac_newton.core.rows import Rows
 from isaac_newton.core.statistics import Statistics
 from isaac_newton.math import equations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from isaac_newton.core.conditioner import Conditioner
     from isaac_newton.core.use import Bucket
 
-__all__ = ["ConditionedLayer", "child", "is_exported", "layer_of", "live_layers"]
+__all__ = ["ConditionedLayer", "child", "layer_of", "live_layers"]
 
 _NUMBERS = itertools.count()
 _LAYERS: "weakref.WeakValueDictionary[int, ConditionedLayer]" = weakref.WeakValueDictionary()
@@ -109,7 +109,7 @@ class ConditionedLayer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
         run = self.run
-        if not run.differs:
+        if not (run.differs and is_special(run)):
             return self._call(args, kwargs)
         before = run.mask, run.is_plain
         x = args[0] if args else next(iter(kwargs.values()), None)
@@ -122,12 +122,11 @@ class ConditionedLayer:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module: Any = self._module
-        if torch.is_grad_enabled() and not self.run.is_plain and not is_exported():
-            assert self.adapter is not None
-            if not torch.compiler.is_compiling() and self._is_new:
+        if torch.is_grad_enabled() and not self.run.is_plain and not torch_private.is_exported():
+            if self._is_new and not torch.compiler.is_compiling():
                 self._check_whole()
                 self._is_new = False
-            return self.adapter(module, self, *args, **kwargs)
+            return self.adapter(module, self, *args, **kwargs)  # type: ignore[misc]
         return type(module).forward(module, *args, **kwargs)
 
     def _check_whole(self) -> None:
@@ -331,12 +330,6 @@ def _find(module: nn.Module, tensor: Tensor) -> tuple[str, int, int]:
 def _plain(module: nn.Module, site: ConditionedLayer, *args: Any, **kwargs: Any) -> Any:
     """The adapter of a layer that was detached."""
     return type(module).forward(module, *args, **kwargs)
-
-
-def is_exported() -> bool:
-    """Whether the forward pass is written down for use elsewhere, where nothing is trained."""
-    jit: Any = torch.jit  # deprecated, and without types
-    return torch_private.is_exporting() or bool(jit.is_tracing())
 
 
 def child(name: str, part: str) -> str:

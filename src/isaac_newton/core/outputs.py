@@ -1,6 +1,5 @@
 """The output side of ζ: what conditions g, from the output gradients ḡ that extra passes recorded, or from g itself."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -66,7 +65,7 @@ def keep_output_rows(use: "Use", g: Tensor | None) -> None:
     run = use.layer.run
     g = g.contiguous() if g.is_cuda and use.layout.outputs is sequence else g  # as the kernel that draws wants it
     # Drawn as those of the inputs are, and now: a bucket would hold all of g until it runs.
-    output = dataclasses.replace(use, layout=layout_of(use.layout.outputs), kept=g, own=False, made=None, slice=None)
+    output = type(use)(use.layer, layout_of(use.layout.outputs), g, use.mask, False, use.outputs)
     with torch_private.full_precision(g):
         (found,) = rows([output])
         r = cast(found.r, working_dtype(found.r.dtype)) * _empirical_scale(run, found.total)

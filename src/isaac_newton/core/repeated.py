@@ -9,10 +9,19 @@ from torch import Tensor
 from isaac_newton import torch_private
 from isaac_newton.core.options import Run
 
-__all__ = ["Repeats"]
+__all__ = ["Repeats", "is_special"]
 
 #: So many calls before a backward pass are told apart.
 _MOST = 8
+
+
+def is_special(run: Run) -> bool:
+    """Whether the call that runs may repeat another one or be repeated, or has a mask of its own: most are not."""
+    if run.is_plain or run.memory is not None:
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return torch_private.current_pass() >= 0 or torch_private.saves_elsewhere() or not torch.is_grad_enabled()
 
 
 class _Call(NamedTuple):

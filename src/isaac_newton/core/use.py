@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import NoReturn
 
@@ -28,7 +28,7 @@ BUCKET = 32
 _NOWHERE = (-1, 0, 0)
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False)
 class Use:
     """One call of a layer. The graph of that call owns it; everybody else has a weak reference.
 
@@ -53,24 +53,27 @@ class Use:
     own: bool
     outputs: int
     slice: WeightSlice | None = None
-    where: tuple[int, int, int] = _NOWHERE
-    made: Conditioner | None = None
-    made_in: int = -2
-    gbar: list[Tensor] | None = None
-    left: Rows | None = None
-    left_in: int = -2
-    output: Conditioner | None = None
-    branch: object = None
-    node: "weakref.ref[Node] | None" = None
-    source: object = None
-    opening: "tuple[Opening, int] | None" = None
+    # What few uses have is no argument: until it is set, it is read from the class, and there are many uses.
+    where: tuple[int, int, int] = field(default=_NOWHERE, init=False)
+    made: Conditioner | None = field(default=None, init=False)
+    made_in: int = field(default=-2, init=False)
+    gbar: list[Tensor] | None = field(default=None, init=False)
+    left: Rows | None = field(default=None, init=False)
+    left_in: int = field(default=-2, init=False)
+    output: Conditioner | None = field(default=None, init=False)
+    branch: object = field(default=None, init=False)
+    node: "weakref.ref[Node] | None" = field(default=None, init=False)
+    source: object = field(default=None, init=False)
+    opening: "tuple[Opening, int] | None" = field(default=None, init=False)
 
     def __del__(self) -> None:
         """The graph of the call is gone. What is left of it may still be differentiated, as a gradient that was kept."""
         if self.opening is not None and self.kept is not None:
             opening, place = self.opening
             x = torch_private.detached(self.kept)  # a graph would hold the node: nobody would free that circle
-            opening.left[place] = Use(self.layer, self.layout, x, self.mask, self.own, self.outputs, self.slice, self.where)
+            left = Use(self.layer, self.layout, x, self.mask, self.own, self.outputs, self.slice)
+            left.where = self.where
+            opening.left[place] = left
 
     @property
     def input(self) -> Tensor:

@@ -6,21 +6,22 @@ import torch
 from torch import Tensor, nn
 
 from isaac_newton.core.gradient import apply
-from isaac_newton.core.layer import ConditionedLayer, is_exported
+from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import LINEAR
 from isaac_newton.core.options import Run
 from isaac_newton.core.rows import sequence, time_first
 from isaac_newton.layers.registry import REASONS, register
 from isaac_newton.math.damping import Damping
+from isaac_newton.torch_private import is_exported
 
 __all__ = ["Linear"]
 
 
 @register(nn.Linear, outputs=True)
 def _linear(layer: nn.Linear, site: ConditionedLayer, input: Tensor) -> Tensor:
-    # Where every row counts, their order does not.
-    ordered = site.run.mask is not None or site.run.options.sharing == "reduce"
-    arrange = time_first if ordered and site.is_time_first and input.dim() == 3 else sequence
+    arrange = sequence
+    if site.is_time_first and input.dim() == 3 and (site.run.mask is not None or site.run.options.sharing == "reduce"):
+        arrange = time_first  # where every row counts, their order does not
     return apply(LINEAR, input, layer.weight, layer.bias, site, arrange)
 
 
