@@ -74,14 +74,19 @@ def peak(kind: str, name: str, *cases: str) -> str:
 
 
 @functools.cache
-def recipes() -> dict[str, Standing]:
-    return {own.recipe.name: own for own in standings(Store(ROOT / "results" / "recipes" / "quick"), "quick")}
+def recipes(scale: str = "quick") -> dict[str, Standing]:
+    return {own.recipe.name: own for own in standings(Store(ROOT / "results" / "recipes" / scale), scale)}
 
 
-def recipe(name: str, what: str) -> str:
-    own = recipes()[name]
+def full(name: str, what: str) -> str:
+    return recipe(name, what, "standard")
+
+
+def recipe(name: str, what: str, scale: str = "quick") -> str:
+    own = recipes(scale)[name]
     if what == "holm":
-        return f"{holm({each: one.p_better for each, one in recipes().items()})[name]:.2g}"
+        known = {each: one.p_better for each, one in recipes(scale).items() if one.verdict != "not run whole"}
+        return f"{holm(known)[name]:.2g}"
     if what in ("p", "p_tuned"):
         return f"{own.p_better if what == 'p' else own.p_tuned:.2g}"
     value = own.samples[what].mean
@@ -155,7 +160,7 @@ def step(folder: str, device: str, plain: str, ours: str) -> str:
 
 
 KINDS: dict[str, Callable[..., str]] = {
-    own.__name__: own for own in (ratio, ratio3, memory, busy, peak, step, recipe, tuned, rates, race, digits, cell)
+    own.__name__: own for own in (ratio, ratio3, memory, busy, peak, step, recipe, full, tuned, rates, race, digits, cell)
 }
 
 

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 import isaac_newton
+from isaac_lab.record import Store
 from isaac_lab.report.page import build
 from isaac_lab.report.race import summaries
-from isaac_lab.stats import contrast
+from isaac_lab.stats import LEVEL, contrast
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import view
 from isaac_lab.studies.paper.recipe import SCALES
 from isaac_lab.studies.race import standings
+from isaac_lab.studies.verdicts import standings as standings_of
 
 ROOT = Path(__file__).parent.parent
 INTEGRITY, WHICH = ROOT / "docs" / "integrity.md", ROOT / "docs" / "which.md"
@@ -84,7 +86,7 @@ def test_every_correction_has_what_stands_and_a_record_that_is_there() -> None:
             assert f"| {row} |" in section, f"{section.splitlines()[0]} has no row {row!r}"
         record, command = re.findall(r"`([^`]+)`", section[section.index("| Record and command |") :])[:2]
         assert (ROOT / record).exists(), record
-        assert command.startswith(("isaac-newton ", "python tools/")), command
+        assert command.startswith(("isaac-newton ", "python tools/", "pytest ")), command
 
 
 # The README's numbers
@@ -109,23 +111,55 @@ def test_the_costs_of_the_papers_networks_are_those_of_the_records() -> None:
         assert said.format(f"{min(found):.2f}", f"{max(found):.2f}") in readme
 
 
-#: By recipe, its row on the page of the suite, which a test of the recipes holds to the records.
-SUITE = {
-    row.strip("| ").partition(" | ")[0].partition(",")[0]: row.strip("| ").split(" | ")[2:9]
-    for row in (ROOT / "docs" / "recipes-suite.md").read_text(encoding="utf-8").replace("**", "").splitlines()
-    if row.startswith("|") and ("↑" in row or "↓" in row)
-}
+def suite(scale: str) -> dict[str, list[str]]:
+    """By recipe, its row on the page of the suite, which a test of the recipes holds to the records."""
+    page = (ROOT / "docs" / "recipes-suite.md").read_text(encoding="utf-8").replace("**", "")
+    block = page[page.index(f"<!-- recipes-{scale} -->") : page.index(f"<!-- /recipes-{scale} -->")]
+    rows = [row.strip("| ").split(" | ") for row in block.splitlines() if row.startswith("|") and ("↑" in row or "↓" in row)]
+    return {
+        name.partition(",")[0]: [cell.split()[0] for cell in rest[1:8]] for name, *rest in rows if rest[-1] != "not run whole"
+    }
 
 
-@pytest.mark.parametrize("recipe", SUITE)
+SHORT, FULL = suite("quick"), suite("standard")
+
+
+def is_rounded(said: str, value: str) -> bool:
+    digits = said.removesuffix(" %").partition(".")[2]
+    return abs(float(value) - float(said.removesuffix(" %"))) <= 0.5 * 10.0 ** -len(digits) + 1e-9
+
+
+def is_p(said: str, value: str) -> bool:
+    return said in {form.replace("e-0", "e-") for form in (f"{float(value):.1g}", f"{float(value):.2g}")}
+
+
+@pytest.mark.parametrize("recipe", SHORT)
 def test_the_gains_of_every_recipe_are_those_of_its_page(recipe: str) -> None:
-    there = [cell.split()[0] for cell in SUITE[recipe]]
-    said = cells(ROOT / "README.md", f"{recipe},")
-    for number, value in zip((said[0], said[1], said[3]), there[:3], strict=True):
-        digits = number.removesuffix(" %").partition(".")[2]
-        assert abs(float(value) - float(number.removesuffix(" %"))) <= 0.5 * 10.0 ** -len(digits) + 1e-9
-    p = float(there[5])
-    assert said[2] in (f"{p:.1g}", f"{p:.2g}", f"{p:.0e}".replace("e-0", "e-"))
+    plain, line, p, *full = cells(ROOT / "README.md", f"{recipe},")
+    short = SHORT[recipe]
+    assert is_rounded(plain, short[0])
+    assert is_rounded(line, short[1])
+    assert is_p(p, short[5])
+    if recipe not in FULL:
+        assert full == ["–"] * 4
+        return
+    there = FULL[recipe]
+    assert all(map(is_rounded, full[:3], there[:3]))
+    assert is_p(full[3], there[5])
+
+
+def test_what_the_readme_says_of_all_recipes_is_what_their_page_says() -> None:
+    readme = words((ROOT / "README.md").read_text(encoding="utf-8"))
+    found = standings_of(Store(ROOT / "results" / "recipes" / "standard"), "standard")
+    count = Counter(own.verdict for own in found)
+    whole = sum(count.values()) - count["not run whole"]
+    better = [own for own in found if own.verdict == "better"]
+    tuned = sum(own.p_tuned < LEVEL and own.gain[0] > own.tuned[0] for own in better)
+    said = (
+        f"at full length {count['better']} of {whole} are better, {count['worse']} is worse, {count['undecided']} are undecided"
+    )
+    assert said in readme
+    assert f"{tuned} of the {len(better)} are better than plain at its best rate too" in readme
 
 
 @pytest.mark.parametrize(
