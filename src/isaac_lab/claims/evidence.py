@@ -36,21 +36,23 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper.
-
-    Args:
-        number: Section or figure, and a number of ours.
-        text: Verbatim, in plain text; "…" where a part that is another claim is left out.
-        about: The experiment that it is about.
-        test: What is checked, with the threshold and the reason for it.
-        check: The check.
-    """
+    """A sentence of the paper, as `claims.toml` has it: its number, the experiment, what is checked and why, and the check."""
 
     number: str
     text: str
     about: str
     test: str
     check: "Check"
+
+
+def unknown(what: str) -> Finding:
+    """There is nothing to decide it by."""
+    return Finding(Verdict.UNKNOWN, what)
+
+
+def decide(holds: bool, figures: str, scale: str) -> Finding:
+    """One way or the other."""
+    return Finding(Verdict.HOLDS if holds else Verdict.FAILS, figures, scale)
 
 
 class Evidence:

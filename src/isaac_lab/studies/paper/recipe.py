@@ -87,22 +87,6 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Method:
-    """A way to condition: its name in tables, its settings, and whether it is none."""
-
-    label: str
-    settings: tuple[tuple[str, str | int], ...] = ()
-    plain: bool = False
-
-    def on(self, base: Trial, damping: float | None, **settings: Value | None) -> Trial:
-        """A run of the plain gradient, conditioned this way; the gradient has no damping."""
-        if self.plain:
-            return base.having(**settings)
-        own = replace(base, method=f"{base.method}+isaac")
-        return own.having(damping=damping, **{**dict(self.settings), **settings})
-
-
-@dataclass(frozen=True)
 class Group:
     """Cells that share one learning rate: a sector of a grid, or a curve with its seeds.
 

@@ -1,7 +1,9 @@
 """Run an experiment: train what is due, time the steps, and write down how."""
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from isaac_lab import times
 from isaac_lab.bench import timing
@@ -12,7 +14,7 @@ from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.studies.paper import recipe
 from isaac_lab.studies.paper.folder import View, view
 from isaac_lab.studies.paper.recipe import SCALES, Experiment, Panel, Scale
-from isaac_lab.study import settle
+from isaac_lab.study import Arm, settle
 from isaac_lab.trial import Trial, TrialError
 
 
@@ -102,19 +104,46 @@ def _check(store: Store, request: Request, *, matters: bool) -> None:
 
 
 def _run_panel(panel: Panel, scale: Scale, request: Request) -> None:
-    store, means = Store(request.out / panel.home / scale.name), request.means
+    means, what = request.means, f"{panel.home} {panel.name}"
     about = {"id": panel.home, "scale": scale.name, "settings": list(request.settings), "seeds": means.seeds}
+    arms = list(recipe.arms(panel, scale, request.settings).values())
+
+    def clock() -> dict[str, Any]:
+        with threads(1):
+            return times.measure(_clocked(panel), rounds=scale.rounds, turn=timing.TURN, folder=means.call.folder)
+
+    clocks = {f"steps-{panel.name}": (f"{what}: the time of a step on one CPU thread", clock)} if panel.clocked else {}
+    perform(Store(request.out / panel.home / scale.name), means, about, [(f"{what} ({panel.title})", arms)], clocks, panel.name)
+
+
+def perform(
+    store: Store,
+    means: Means,
+    about: Mapping[str, Any],
+    stages: Iterable[tuple[str, Sequence[Arm]]],
+    clocks: Mapping[str, tuple[str, Callable[[], Mapping[str, Any]]]],
+    panel: str = "",
+) -> None:
+    """Time the steps that have not been timed, then train one stage after the other; both go into one store.
+
+    Args:
+        store: Where to.
+        means: How.
+        about: What about.json says besides the calls.
+        stages: What is said, and the arms that are trained together.
+        clocks: By name, what is said, and what times steps.
+        panel: That of the call.
+    """
     with store.writing(means.call.command) as mended:
         for said in mended:
             means.say(said)
-        arms = list(recipe.arms(panel, scale, request.settings).values())
-        with calling(store, means, about, panel.name) as trained:
-            settle(arms, store, trainer(store, means, trained, f"{panel.home} {panel.name} ({panel.title})"))
-        if panel.clocked and f"steps-{panel.name}" not in store.times():
-            means.say(f"{panel.home} {panel.name}: the time of a step on one CPU thread")
-            with threads(1):
-                record = times.measure(_clocked(panel), rounds=scale.rounds, turn=timing.TURN, folder=means.call.folder)
-            store.add_times(f"steps-{panel.name}", record)
+        for name, (what, clock) in clocks.items():
+            if name not in store.times():
+                means.say(what)
+                store.add_times(name, clock())
+        with calling(store, means, about, panel) as trained:
+            for what, arms in stages:
+                settle(arms, store, trainer(store, means, trained, what))
 
 
 def _clocked(panel: Panel) -> dict[str, Trial]:

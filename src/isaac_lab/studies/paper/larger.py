@@ -1,0 +1,99 @@
+"""What Figure 6 and Table 1 share: a learning rate and a damping are searched for each method, and then other seeds are run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from isaac_lab import times
+from isaac_lab.stats import sample
+from isaac_lab.studies.calls import Means
+from isaac_lab.trial import Trial, Value
+
+MODES = ("eager", "captured")
+Rates: TypeAlias = Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to condition: its name in tables, its settings, and whether it is none."""
+
+    label: str
+    settings: tuple[tuple[str, str | int], ...] = ()
+    plain: bool = False
+
+    def on(self, base: Trial, damping: float | None, **settings: Value | None) -> Trial:
+        """A run of the plain gradient, conditioned this way; the gradient has no damping."""
+        if self.plain:
+            return base.having(**settings)
+        own = replace(base, method=f"{base.method}+isaac")
+        return own.having(damping=damping, **{**dict(self.settings), **settings})
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is searched and run at a scale.
+
+    Args:
+        epochs: Of a run.
+        seeds: Runs of each method in each setting.
+        plain_rates: By optimizer, the learning rates of ∇.
+        rates: By optimizer, those of ζ*, each tried with each of `dampings`: as many pairs as ∇ has rates.
+        dampings: λ.
+        rounds: How often the methods take turns when their steps are timed.
+    """
+
+    epochs: int
+    seeds: int
+    plain_rates: Rates
+    rates: Rates
+    dampings: tuple[float, ...]
+    rounds: int = 10
+
+    def tried(self, base: Trial, method: Method) -> tuple[Trial, ...]:
+        """A run with each of the settings that a method may choose from."""
+        rates, dampings = (self.plain_rates, (None,)) if method.plain else (self.rates, self.dampings)
+        return tuple(method.on(base, own, learning_rate=rate) for rate in rates[base.method] for own in dampings)
+
+
+def by_processes(means: Means, *, small: bool) -> Means:
+    """Several at once, where that is asked for; another process takes longer to start than a small network to train."""
+    executor = "processes" if means.call.workers > 1 and not small else "local"
+    return replace(means, call=replace(means.call, executor=executor))
+
+
+def clocks(
+    means: Means, what: str, methods: Callable[[str], Mapping[str, Trial]], rounds: int, **more: Any
+) -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
+    """By mode that the device has: what is said when the steps of all methods are timed, and what times them."""
+    call = means.call
+
+    def clock(mode: str) -> dict[str, Any]:
+        captured = mode == "captured"
+        found = times.measure(methods(mode), device=call.device, captured=captured, rounds=rounds, folder=call.folder)
+        return found | more
+
+    modes = MODES if call.device == "cuda" else MODES[:1]
+    return {mode: (f"{what}: the time of a step, {mode}", partial(clock, mode)) for mode in modes}
+
+
+def timed(known: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By mode, what is known of the times of steps, by method."""
+    return {
+        mode: {**known[mode], "methods": {own["name"]: own for own in known[mode]["methods"]}}
+        for mode in MODES
+        if mode in known
+    }
+
+
+def ratios(record: Mapping[str, Any], methods: Mapping[str, Method], form: str) -> str:
+    """The times of steps over that of ∇, with their quartiles, for people."""
+    entries = ((methods[name], own["ratio"]) for name, own in record["methods"].items())
+    return ", ".join(form.format(label=method.label, **ratio) for method, ratio in entries if not method.plain)
+
+
+def cell(values: Sequence[float | None], chosen: Trial, diverged: int, before: str = "") -> dict[str, Any]:
+    """Of a table: what the seeds reached, with the settings that were chosen."""
+    settings = f"{before}η {chosen.learning_rate:g}" + (f", λ {chosen.damping:g}" if chosen.get("damping") else "")
+    settings += f", {diverged} diverged" if diverged else ""
+    return sample(values) | {"diverged": diverged, "settings": settings}
