@@ -137,6 +137,7 @@ def perform(
     with store.writing(means.call.command) as mended:
         for said in mended:
             means.say(said)
+        store.records()  # what is corrupt is said before anything is written
         for name, (what, clock) in clocks.items():
             if name not in store.times():
                 means.say(what)
