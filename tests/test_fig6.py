@@ -56,7 +56,7 @@ def shrunk() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"SMALL_BATCH": 20, "SMALL_TRAIN": 40, "SMALL_TEST": 30, "SMALL_WIDTH": 2}.items():
             patch.setattr(resnet, name, value)
-        smoke = replace(BUDGETS["smoke"], steps=2, conditionings=("none", "last"), rounds=1)
+        smoke = replace(BUDGETS["smoke"], methods=("none", "last"), rounds=1)
         patch.setattr(fig6, "BUDGETS", {**BUDGETS, "smoke": smoke})
         patch.setattr(times, "TURN", 0.001)
         _load.cache_clear()

@@ -68,20 +68,17 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Budget(larger.Budget):
-    """How much is trained at a scale; the cosine schedule goes over all epochs.
-
-    Args:
-        trial_epochs: Of a short trial, with a schedule of its own.
-        steps: Of an epoch.
-        conditionings: The methods that are trained; the steps of all are timed.
-        small: The small form of the workload.
-    """
+    """How much is trained at a scale; the cosine schedule goes over all epochs."""
 
     _: KW_ONLY
     trial_epochs: int
-    steps: int
-    conditionings: tuple[str, ...] = tuple(METHODS)
+    methods: Sequence[str]
     small: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return resnet.SMALL_TRAIN // resnet.SMALL_BATCH if self.small else SETS["cifar-10"].examples[0] // resnet.ResNet.batch
 
     def candidates(self, setting: str, conditioning: str) -> tuple[Trial, ...]:
         """The short trials of a method in the setting whose short trials decide, the largest learning rates first."""
@@ -105,19 +102,8 @@ class Budget(larger.Budget):
         return base.having(weight_decay=own.weight_decay or None)
 
 
-_RATES = {"momentum": (0.3, 0.1, 0.03), "sgd": (1.0, 0.3, 0.1)}
-_PLAIN_RATES = {"momentum": (0.3, 0.2, 0.1, 0.05, 0.03, 0.01), "sgd": (1.0, 0.5, 0.3, 0.1, 0.05, 0.03)}
-_SMALL = ({"momentum": (0.1, 0.03), "sgd": (0.3, 0.1)}, {"momentum": (0.1,), "sgd": (0.3,)})
-_STEPS, _SMALL_STEPS = SETS["cifar-10"].examples[0] // resnet.ResNet.batch, resnet.SMALL_TRAIN // resnet.SMALL_BATCH
-_BOTH = (1.0, 0.1)
-#: "max_rows" draws its rows on the host, so that its steps are no CUDA graph and take many times as long as the others:
-#: at "quick" it is timed, not trained.
 BUDGETS: Mapping[str, Budget] = MappingProxyType(
-    {
-        "smoke": Budget(2, 2, *_SMALL, _BOTH, 3, trial_epochs=1, steps=_SMALL_STEPS, small=True),
-        "quick": Budget(30, 3, _PLAIN_RATES, _RATES, _BOTH, 21, trial_epochs=2, steps=_STEPS, conditionings=tuple(METHODS)[:3]),
-        "paper": Budget(200, 5, _PLAIN_RATES, _RATES, _BOTH, 21, trial_epochs=5, steps=_STEPS),
-    }
+    {scale: Budget(**own, small=scale == "smoke") for scale, own in larger.KNOWN["fig6"].items()}
 )
 
 
@@ -182,7 +168,7 @@ def measure(view: View) -> None:
     base = Trial(resnet.NAME, "momentum", schedule="cosine", small=budget.small)
     base = base.having(learning_rate=TIMED_RATE, weight_decay=SETTINGS["a"].weight_decay)
     steps = {name: method.on(base, TIMED_DAMPING) for name, method in METHODS.items()}
-    every, names = arms(budget, seeds), budget.conditionings
+    every, names = arms(budget, seeds), budget.methods
     short = [Arm(arm.name, lambda best: (), arm.search[:1]) for (_, name), arm in every.items() if name in names]
     stages = [(f"fig6: trials of {_epochs(budget.trial_epochs)}", short)]
     # What leaves most where it is cut off: one setting after the other, all methods of it, but the slowest at the end.
@@ -196,8 +182,8 @@ def measure(view: View) -> None:
 
 
 def _plan(budget: Budget, seeds: int) -> str:
-    kinds = len({setting.tuned_as for setting in SETTINGS.values()}) * len(budget.conditionings)
-    of_each = len(SETTINGS) * len(budget.conditionings)
+    kinds = len({setting.tuned_as for setting in SETTINGS.values()}) * len(budget.methods)
+    of_each = len(SETTINGS) * len(budget.methods)
     # One of the rates that are compared is chosen: its first run is one of the others too.
     numbers = (kinds * len(budget.candidates("c", "none")), of_each * (len(LARGER) + seeds - 1))
     lengths = [budget.steps * epochs for epochs in (budget.trial_epochs, budget.epochs)]

@@ -1,8 +1,10 @@
 """What Figure 6 and Table 1 share: a learning rate and a damping are searched for each method, and then other seeds are run."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 from typing import Any, TypeAlias
 
 from isaac_lab import times
@@ -11,7 +13,9 @@ from isaac_lab.studies.calls import Means
 from isaac_lab.trial import Trial, Value
 
 MODES = ("eager", "captured")
-Rates: TypeAlias = Mapping[str, tuple[float, ...]]
+Rates: TypeAlias = Mapping[str, Sequence[float]]
+#: By table and scale.
+KNOWN: Mapping[str, Any] = tomllib.loads((files(__package__) / "larger.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -32,27 +36,18 @@ class Method:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is searched and run at a scale.
-
-    Args:
-        epochs: Of a run.
-        seeds: Runs of each method in each setting.
-        plain_rates: By optimizer, the learning rates of ∇.
-        rates: By optimizer, those of ζ*, each tried with each of `dampings`: as many pairs as ∇ has rates.
-        dampings: λ.
-        rounds: How often the methods take turns when their steps are timed.
-    """
+    """How much is searched and run at a scale, as `larger.toml` says it."""
 
     epochs: int
     seeds: int
     plain_rates: Rates
     rates: Rates
-    dampings: tuple[float, ...]
+    dampings: Sequence[float]
     rounds: int = 10
 
     def tried(self, base: Trial, method: Method) -> tuple[Trial, ...]:
         """A run with each of the settings that a method may choose from."""
-        rates, dampings = (self.plain_rates, (None,)) if method.plain else (self.rates, self.dampings)
+        rates, dampings = (self.plain_rates, [None]) if method.plain else (self.rates, self.dampings)
         return tuple(method.on(base, own, learning_rate=rate) for rate in rates[base.method] for own in dampings)
 
 

@@ -64,21 +64,11 @@ class Scale:
     rounds: int = 10
 
 
+_THREE = (1e-2, 1.0, 1e2)
 #: The smallest scale that is run without data and within a minute; one for a look; and everything as printed.
 SCALES: Mapping[str, Scale] = MappingProxyType(
     {
-        "smoke": Scale(
-            "smoke",
-            5,
-            1,
-            (1e-2, 1.0, 1e2),
-            (1e-2, 1.0, 1e2),
-            rates=(1.0, 0.1, 0.01),
-            larger_rates=(10.0,),
-            seeds=2,
-            small=True,
-            rounds=3,
-        ),
+        "smoke": Scale("smoke", 5, 1, _THREE, _THREE, (1.0, 0.1, 0.01), (10.0,), seeds=2, small=True, rounds=3),
         "quick": Scale("quick", 4, 1, DECADES[::2], DECADES[::2]),
         # Every second decade is enough to find the rate of a sector, and a quarter of the work.
         "paper": Scale("paper", 40, 2, DECADES, DECADES[::2]),
@@ -88,37 +78,25 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that share one learning rate: a sector of a grid, or a curve with its seeds.
-
-    Args:
-        name: What tables, files and claims call it.
-        cells: The runs; their learning rates are not decided yet.
-        tuned_on: The cells that try the learning rates.
-        like: The group whose learning rate this one takes instead.
-    """
+    """Cells that share one learning rate, still to be decided: a sector of a grid, or a curve with its seeds."""
 
     name: str
     cells: tuple[Trial, ...]
+    #: The cells that try the learning rates, or the group whose learning rate this one takes instead.
     tuned_on: tuple[Trial, ...] = ()
     like: str = ""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One part of a figure.
-
-    Args:
-        name: As in the paper where it has one: "a", "b", …
-        title: The setting, for people.
-        groups: Its cells.
-        home: The experiment whose records hold it.
-        clocked: Groups whose steps are timed on one CPU thread, for an axis in seconds; ratios are relative to the first.
-    """
+    """One part of a figure: "a", "b", … as in the paper where it has one."""
 
     name: str
     title: str
     groups: tuple[Group, ...]
+    #: The experiment whose records hold it.
     home: str
+    #: Groups whose steps are timed on one CPU thread, for an axis in seconds; ratios are relative to the first.
     clocked: tuple[Group, ...] = ()
 
     @property
@@ -129,22 +107,17 @@ class Panel:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a panel's records say.
-
-    Args:
-        panel: Which panel.
-        scale: At which scale.
-        rates: By group: the learning rate chosen, None where all of them diverged.
-        tried: By group: the final training loss that each learning rate reached in its trials; infinite where all diverged.
-        records: By group, one record for each cell, in their order; empty where no learning rate was left.
-        settings: "field=value" that were not the recipe's.
-    """
+    """What a panel's records say."""
 
     panel: Panel
     scale: str
+    #: By group: the learning rate chosen, None where all of them diverged.
     rates: Mapping[str, float | None]
+    #: By group: the final training loss that each learning rate reached in its trials; infinite where all diverged.
     tried: Mapping[str, Mapping[float, float]]
+    #: By group, one record for each cell, in their order; empty where no learning rate was left.
     records: Mapping[str, tuple[Record, ...]]
+    #: "field=value" that were not the recipe's.
     settings: tuple[str, ...] = ()
 
     @property
@@ -159,24 +132,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A figure or table of the paper; `report.paper` draws it.
-
-    Args:
-        id: "fig1", …, "figA3", "tab2".
-        name: What the paper calls it.
-        shows: What is on it, in a line.
-        panels: The parts of it that are trained.
-        executor: What runs it unless the command line says otherwise.
-        measure: What has to be measured besides training: a step's time, for Table 2; trials, for Table 1 and Figure 6.
-        summary: What pages and claims need of it, where there are no panels.
-    """
+    """A figure or table of the paper; `report.paper` draws it."""
 
     id: str
     name: str
     shows: str
     panels: Callable[[Scale], tuple[Panel, ...]] = lambda scale: ()
+    #: Unless the command line says otherwise.
     executor: Literal["ensemble", "local"] = "ensemble"
+    #: What there is to do besides panels: the times of steps, for Table 2; all of Table 1 and Figure 6.
     measure: Callable[["View"], None] = lambda view: None
+    #: What pages and claims need of it, where there are no panels.
     summary: Callable[["View"], dict[str, Any]] | None = None
 
 
@@ -245,38 +211,33 @@ def grid(base: Trial, scale: Scale, curvature: str = "sampled") -> tuple[Group, 
 
 def selected(panels: Sequence[Panel], settings: Sequence[str]) -> tuple[Panel, ...]:
     """The panels with "name=value" settings in every cell; raises `TrialError` where these undo what a panel compares."""
-    return tuple(_with_settings(panel, settings) for panel in panels) if settings else tuple(panels)
+    if not settings:
+        return tuple(panels)
+    values = dict(map(parse, settings))
 
+    def changed(groups: Iterable[Group]) -> tuple[Group, ...]:
+        cells = ([tuple(_changed(cell, values) for cell in own) for own in (group.cells, group.tuned_on)] for group in groups)
+        return tuple(replace(group, cells=own, tuned_on=tried) for group, (own, tried) in zip(groups, cells, strict=True))
 
-def _with_settings(panel: Panel, settings: Sequence[str]) -> Panel:
-    values = dict(parse(setting) for setting in settings)
-
-    def changed(cells: Iterable[Trial]) -> tuple[Trial, ...]:
-        return tuple(_changed(cell, values) for cell in cells)
-
-    def changed_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
-        return tuple(replace(group, cells=changed(group.cells), tuned_on=changed(group.tuned_on)) for group in groups)
-
-    result = replace(panel, groups=changed_groups(panel.groups), clocked=changed_groups(panel.clocked))
-    if len(set(result.cells)) < len(set(panel.cells)):
-        raise TrialError(f"{', '.join(settings)}: panel {panel.name} of {panel.home} compares runs that differ in this")
+    result = tuple(replace(panel, groups=changed(panel.groups), clocked=changed(panel.clocked)) for panel in panels)
+    for panel, own in zip(panels, result, strict=True):
+        if len(set(own.cells)) < len(set(panel.cells)):
+            raise TrialError(f"{', '.join(settings)}: panel {panel.name} of {panel.home} compares runs that differ in this")
     return result
 
 
-def _changed(cell: Trial, values: Mapping[str, Value]) -> Trial:
+def _changed(cell: Trial, values: Mapping[str, Any]) -> Trial:
     for name, value in values.items():
         if name not in (*FIELDS, *SETTINGS):
             raise TrialError(f"there is no setting {name!r}; there are {', '.join((*FIELDS, *SETTINGS))}")
         if name in FIELDS and name != "data" and (not isinstance(value, int) or isinstance(value, bool)):
             raise TrialError(f"{name} must be a whole number, got {value!r}")
-    epochs, seed = values.get("epochs", cell.points), values.get("seed", cell.seed)
+    if (epochs := values.get("epochs", cell.points)) < 1:
+        raise TrialError(f"epochs must be >= 1, got {epochs}")
     own = {name: value for name, value in values.items() if name in ("batch", "width", "data", "examples")}
     # A method that has no such number stays as it is: the gradient has no damping.
     there = {n: v for n, v in values.items() if n in SETTINGS and (n == "learning_rate" or n in dict(cell.settings))}
-    varied = replace(cell.varied(**own).having(**there), seed=int(seed))  # type: ignore[arg-type]
-    if int(epochs) < 1:  # type: ignore[arg-type]
-        raise TrialError(f"epochs must be >= 1, got {epochs}")
-    return lasting(varied, int(epochs))  # type: ignore[arg-type]
+    return lasting(replace(cell.varied(**own).having(**there), seed=values.get("seed", cell.seed)), epochs)
 
 
 def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Trial]:

@@ -93,42 +93,7 @@ COLUMNS = [column for task in SHOWN for column in task.columns]
 #: What is trained together; where time ends early, STS-B is what is missing.
 STAGES = (TASKS[:2], TASKS[2:])
 
-#: A first grid of ζ*, of up to ten times these rates, had its best at its lower end: they lie in the middle of the gradient's.
-#: `isaac_newton.suggest_damping` says λ = 0.2 to 2 for all-MiniLM-L6-v2.
-PLANS: Mapping[str, Budget] = MappingProxyType(
-    {
-        "smoke": Budget(
-            2, 2, {"adam": (3e-3, 1e-2), "momentum": (1e-2, 1e-1)}, {"adam": (1e-2,), "momentum": (1e-1,)}, (0.1, 1.0), rounds=3
-        ),
-        "quick": Budget(
-            3,
-            5,
-            {"adam": (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4), "momentum": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)},
-            {"adam": (2e-5, 5e-5, 1e-4), "momentum": (3e-4, 1e-3, 3e-3)},
-            (0.3, 3.0),
-        ),
-        "paper": Budget(
-            3,
-            10,
-            {
-                "adam": (5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 7e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3),
-                "momentum": (3e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2, 3e-2, 1e-1),
-            },
-            {"adam": (2e-5, 5e-5, 1e-4, 2e-4), "momentum": (3e-4, 1e-3, 3e-3, 1e-2)},
-            (0.1, 1.0, 10.0),
-        ),
-    }
-)
-
-#: The paper's Table 1, in percent: BERT-Base on CoLA and MRPC, BERT-Mini on CoLA and STS-B, 10 runs.
-PAPER: Mapping[tuple[str, str], tuple[tuple[float, float] | None, ...]] = MappingProxyType(
-    {
-        ("∇", "BERT-Base"): ((54.20, 7.56), (82.52, 1.22), (87.88, 0.74), None, None),
-        ("ζ*", "BERT-Base"): ((57.62, 1.59), (83.28, 0.89), (88.28, 0.70), None, None),
-        ("∇", "BERT-Mini"): ((21.08, 2.88), None, None, (76.98, 1.10), (76.88, 0.79)),
-        ("ζ*", "BERT-Mini"): ((24.67, 2.62), None, None, (81.09, 1.58), (80.82, 1.57)),
-    }
-)
+PLANS: Mapping[str, Budget] = MappingProxyType({scale: Budget(**own) for scale, own in larger.KNOWN["tab1"].items()})
 PAPER_RUNS = 10
 
 
@@ -307,18 +272,14 @@ def _cells(found: Result, task: Task) -> list[dict[str, Any] | None]:
 
 def _published() -> list[dict[str, Any]]:
     """The rows of the paper."""
-    more = {"n": PAPER_RUNS, "settings": "as printed in the paper"}
-    return [
-        {
-            "label": f"{label}, {model} (paper)",
-            "model": f"{model} (paper)",
-            "method": None,
-            "ours": False,
-            "paper": True,
-            "cells": [own and {"mean": own[0] / 100, "std": own[1] / 100, **more} for own in cells],
-        }
-        for (label, model), cells in PAPER.items()
-    ]
+    rows = []
+    for own in larger.KNOWN["printed"]:
+        model, more = f"{own['model']} (paper)", {"n": PAPER_RUNS, "settings": "as printed in the paper"}
+        known = {column: {"mean": mean / 100, "std": std / 100, **more} for column, (mean, std) in own["scores"].items()}
+        cells = [known.get(column) for column in COLUMNS]
+        row = {"label": f"{own['method']}, {model}", "model": model, "method": None, "ours": False, "paper": True}
+        rows.append({**row, "cells": cells})
+    return rows
 
 
 def _tried(run: Run, found: Mapping[tuple[str, str], Result]) -> list[dict[str, Any]]:
