@@ -3,17 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean, median
-from typing import TypeAlias
 
-from isaac_lab.claims.evidence import Evidence, Finding, decide, unknown
+from isaac_lab.claims.evidence import Check, Evidence, Finding, decide, unknown
 from isaac_lab.claims.grids import SAME, Test, behind, scales
 from isaac_lab.record import Record
 from isaac_lab.studies.paper.fig5 import SELECTIONS
 from isaac_lab.studies.paper.recipe import Outcome
-
-Check: TypeAlias = Callable[[Evidence], Finding]
 
 #: "Almost identical": so much relative difference of two losses; a line in a plot of a few decades is about as thick.
 IDENTICAL = 0.10
@@ -44,18 +41,13 @@ def curves(panel: tuple[str, str], groups: Sequence[str] = ()) -> Callable[[Test
 
 def unstable(records: Sequence[Record]) -> bool:
     """Whether a run diverged, or jumped to twice the lowest training loss it had; without records every rate diverged."""
-    return not records or any(_jumps(record) for record in records)
+    return not records or not all(record.finished for record in records) or any(map(_jumps, records))
 
 
 def _jumps(record: Record) -> bool:
-    if not record.finished:
-        return True
-    lowest = math.inf
-    for loss in record.column("train_loss"):
-        if not math.isfinite(loss) or loss > JUMP * lowest:
-            return True
-        lowest = min(lowest, loss)
-    return False
+    losses = record.column("train_loss")
+    before = [math.inf, *accumulate(losses, min)]
+    return any(not math.isfinite(loss) or loss > JUMP * lowest for loss, lowest in zip(losses, before, strict=False))
 
 
 def _final(outcome: Outcome, group: str) -> float:

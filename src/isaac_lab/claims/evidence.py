@@ -56,12 +56,7 @@ def decide(holds: bool, figures: str, scale: str) -> Finding:
 
 
 class Evidence:
-    """All records.
-
-    Args:
-        records: Directory that `isaac-newton reproduce` wrote to: ID/scale/records.
-        bench: Directory with the records of `isaac-newton bench`.
-    """
+    """All records, in the directories that `isaac-newton reproduce` and `isaac-newton bench` wrote to."""
 
     def __init__(self, records: Path, bench: Path) -> None:
         self.records = records

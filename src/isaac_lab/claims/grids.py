@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from statistics import median
 from typing import Literal, TypeAlias
@@ -70,25 +69,15 @@ def _verdict(passed: Sequence[bool], count: int, need: Literal["all", "most"]) -
     return Verdict.UNKNOWN
 
 
-@dataclass(frozen=True)
 class Sectors:
     """The cells of a grid: ζ has both dampings, ζ* no λ_g, ∇ none; the row is that of ζ at the largest λ_a."""
 
-    zeta: Sequence[float]
-    star: Sequence[float]
-    plain: float
-    row: Sequence[float]
-
-
-def sectors(values: Mapping[tuple[float, float], float]) -> Sectors:
-    """Of the ends of a grid by (λ_a, λ_g)."""
-    largest = max(a for a, _ in values if a != math.inf)
-    return Sectors(
-        [value for (_, g), value in values.items() if g != math.inf],
-        [value for (a, g), value in values.items() if g == math.inf != a],
-        values[math.inf, math.inf],
-        [value for (a, g), value in values.items() if a == largest and g != math.inf],
-    )
+    def __init__(self, values: Mapping[tuple[float, float], float]) -> None:
+        largest = max(a for a, _ in values if a != math.inf)
+        self.zeta = [value for (_, g), value in values.items() if g != math.inf]
+        self.star = [value for (a, g), value in values.items() if g == math.inf != a]
+        self.plain = values[math.inf, math.inf]
+        self.row = [value for (a, g), value in values.items() if a == largest and g != math.inf]
 
 
 def lowest(values: Iterable[float]) -> float:
@@ -102,7 +91,7 @@ def _highest(values: Iterable[float]) -> float:
 
 def _best(outcome: Outcome) -> tuple[float, float, float]:
     """The lowest final training losses of ζ, ζ* and ∇; infinite where all diverged."""
-    own = sectors(losses(outcome))
+    own = Sectors(losses(outcome))
     return lowest(own.zeta), lowest(own.star), lowest([own.plain])
 
 
@@ -141,7 +130,7 @@ def star_keeps_up_and_wins(outcome: Outcome) -> tuple[bool, str]:
 def remains_good(outcome: Outcome) -> tuple[bool, str]:
     """The best ζ* is as good as the best ζ in training loss and in test accuracy."""
     keeps_up, text = _keeps_up(outcome)
-    own = sectors(accuracies(outcome))
+    own = Sectors(accuracies(outcome))
     zeta, star = _highest(own.zeta), _highest(own.star)
     return keeps_up and star >= zeta - 2 * POINT, f"{text}; best accuracy ζ {zeta:.2%}, ζ* {star:.2%}"
 
@@ -150,7 +139,7 @@ def remains_good(outcome: Outcome) -> tuple[bool, str]:
 def trains_well(outcome: Outcome) -> tuple[bool, str]:
     """The best ζ* ends below ∇ in training loss, and not below it in test accuracy."""
     _, loss, plain_loss = _best(outcome)
-    own = sectors(accuracies(outcome))
+    own = Sectors(accuracies(outcome))
     star, plain = _highest(own.star), own.plain
     text = f"loss ζ* {loss:.3g}, ∇ {plain_loss:.3g}; accuracy ζ* {star:.2%}, ∇ {plain:.2%}"
     return loss < plain_loss and (math.isnan(plain) or star >= plain - POINT), text
@@ -159,7 +148,7 @@ def trains_well(outcome: Outcome) -> tuple[bool, str]:
 @each
 def row_is_good(outcome: Outcome) -> tuple[bool, str]:
     """λ_a → ∞: the best of the last row ends below ∇."""
-    own = sectors(losses(outcome))
+    own = Sectors(losses(outcome))
     row, plain = lowest(own.row), lowest([own.plain])
     return row < plain, f"best loss at the largest λ_a {row:.3g}, ∇ {plain:.3g}"
 
@@ -167,7 +156,7 @@ def row_is_good(outcome: Outcome) -> tuple[bool, str]:
 @each
 def row_is_better(outcome: Outcome) -> tuple[bool, str]:
     """The best of the last row (λ_a → ∞) ends below the best of the last column (ζ*)."""
-    own = sectors(losses(outcome))
+    own = Sectors(losses(outcome))
     row, column = lowest(own.row), lowest(own.star)
     return row < column, f"best loss λ_a → ∞ {row:.3g}, λ_g → ∞ {column:.3g}"
 
@@ -175,7 +164,7 @@ def row_is_better(outcome: Outcome) -> tuple[bool, str]:
 @each
 def row_is_more_sensitive(outcome: Outcome) -> tuple[bool, str]:
     """Fewer cells of the last row than of the last column are as good as the best of their line."""
-    own = sectors(losses(outcome))
+    own = Sectors(losses(outcome))
     row, column = (
         sum(math.isfinite(value) and behind(value, lowest(line)) <= SAME for value in line) for line in (own.row, own.star)
     )
@@ -248,7 +237,7 @@ def lesser_extent(evidence: Evidence) -> Finding:
         return f"{'ahead' if gap > 0 else 'behind'} by {abs(gap):.1%} of log-loss"
 
     def test(fisher: Outcome, newton: Outcome) -> tuple[bool, str]:
-        there, here = (behind(lowest(own.star), lowest(own.row)) for own in (sectors(losses(o)) for o in (fisher, newton)))
+        there, here = (behind(lowest(own.star), lowest(own.row)) for own in (Sectors(losses(o)) for o in (fisher, newton)))
         return 0 < here < there, f"λ_a → ∞ {lead(here)} in Figure 1, {lead(there)} in Figure A3"
 
     results, text, scale = _beside_figure_1(evidence, test, same_scale=False)

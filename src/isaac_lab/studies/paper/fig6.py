@@ -267,16 +267,9 @@ def times_of(view: View) -> dict[str, dict[str, Any]]:
 
 
 def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequence[str]) -> list[str]:
-    budget = BUDGETS[view.scale.name]
-    number = len(budget.candidates("c", "none"))
-    notes = [
-        f"Each method had {number} trials of {_epochs(budget.trial_epochs)} at one seed in {SETTINGS['b'].title} and in "
-        f"{SETTINGS['c'].title}. The lowest training loss chose λ and a first η, in {SETTINGS['a'].title} those of "
-        f"{SETTINGS['b'].title}. Then its first seed ran whole in each setting with {', '.join(map(str, LARGER))} times "
-        "that η. The highest test accuracy at the end chose what the other seeds have.",
-        "The test images that chose η are those that are reported, and the first seed is among the n. So no difference here is "
-        "a result yet.",
-    ]
+    budget, say = BUDGETS[view.scale.name], larger.KNOWN["notes"]["fig6"]
+    number, epochs = len(budget.candidates("c", "none")), _epochs(budget.trial_epochs)
+    notes = [say["chosen"].format(trials=number, epochs=epochs, larger=", ".join(map(str, LARGER))), say["seen"]]
     compared = {name: [trial.learning_rate for round_ in own.tried[1:] for trial in round_] for name, own in known.items()}
     edges = [
         f"({setting}) {METHODS[name].label} {own.best.learning_rate:g}"
@@ -284,24 +277,18 @@ def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequenc
         if own.best is not None and len(rates := compared[setting, name]) == len(LARGER)
         if own.best.learning_rate in (min(rates), max(rates))
     ]
-    notes += [f"At the edge of the list of its η: {', '.join(edges)}."] if edges else []
     early = [setting for (setting, name), own in known.items() if own.runs and len(compared[setting, name]) < len(LARGER)]
-    if early:
-        where = " and in ".join(SETTINGS[setting].title for setting in dict.fromkeys(early))
-        notes.append(f"The larger η of {len(early)} of the curves, in {where}, are still to be run: theirs is the first one.")
-    if lost := sum(map(_diverged, known.values())):
-        notes.append(f"{lost} of the runs diverged; from there on they count as chance, {CHANCE:.0%}.")
+    where = " and in ".join(SETTINGS[setting].title for setting in dict.fromkeys(early))
+    lost = sum(map(_diverged, known.values()))
+    notes += [say["edges"].format(edges=", ".join(edges))] if edges else []
+    notes += [say["early"].format(count=len(early), where=where)] if early else []
+    notes += [say["lost"].format(lost=lost, chance=CHANCE)] if lost else []
     for mode, record in times_of(view).items():
         text = larger.ratios(record, METHODS, "{label} {median:.3f} ({low:.3f}–{high:.3f})")
         text += "".join(f"; {METHODS[name].label}: {reason}" for name, reason in record["left_out"].items())
         where = record["machine"].get("gpu") or record["machine"]["cpu"] or "CPU"
-        notes.append(f"Time of a step over that of ∇, {mode}, {where}, median (quartiles): {text}.")
-    if "max_rows" not in methods:
-        notes.append(
-            f"{METHODS['max_rows'].label}: not trained at this scale. Its rows are drawn on the host, so that no CUDA graph "
-            "can hold its step."
-        )
-    return notes
+        notes.append(say["times"].format(mode=mode, where=where, text=text))
+    return notes if "max_rows" in methods else [*notes, say["rows"]]
 
 
 EXPERIMENT = Experiment(

@@ -35,32 +35,24 @@ SETTINGS = ("learning_rate", "damping", "output_damping", "curvature", "layers")
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of the paper is run.
-
-    Args:
-        name: "smoke", "quick" or "paper".
-        epochs: Of a run.
-        tune_epochs: Of a trial, which chooses the learning rate.
-        dampings: λ_a and λ_g of a grid; λ_g is also ∞.
-        tuned_on: Those of them that the trials of a grid use.
-        rates: Learning rates to choose from.
-        larger_rates: More of them for auto-encoders, but for Adam, which does not see the size of a gradient.
-        seeds: Runs of each cell that a figure shows with a spread.
-        all_seeds: Runs of every cell, where the command line asks for them; 0 leaves it to the experiment.
-        small: Digits of 8 × 8 and networks an eighth as wide, in place of the paper's.
-        rounds: How often the methods take turns when their steps are timed.
-    """
+    """How much of the paper is run."""
 
     name: str
     epochs: int
+    #: Of a trial, which chooses the learning rate.
     tune_epochs: int
+    #: λ_a and λ_g of a grid, λ_g is also ∞; and those of them that the trials of a grid use.
     dampings: tuple[float, ...]
     tuned_on: tuple[float, ...]
+    #: Learning rates to choose from, and more of them for auto-encoders, but for Adam, which does not see a gradient's size.
     rates: tuple[float, ...] = RATES
     larger_rates: tuple[float, ...] = LARGER_RATES
+    #: Runs of each cell that a figure shows with a spread; of every cell, where the command line asks for them, not 0.
     seeds: int = 3
     all_seeds: int = 0
+    #: Digits of 8 × 8 and networks an eighth as wide, in place of the paper's.
     small: bool = False
+    #: How often the methods take turns when their steps are timed.
     rounds: int = 10
 
 

@@ -121,13 +121,7 @@ def perform(
 ) -> None:
     """Time the steps that have not been timed, then train one stage after the other; both go into one store.
 
-    Args:
-        store: Where to.
-        means: How.
-        about: What about.json says besides the calls.
-        stages: What is said, and the arms that are trained together.
-        clocks: By name, what is said, and what times steps.
-        panel: That of the call.
+    With a stage comes what is said of it, and its arms are trained together; so it is with a clock, and what it times.
     """
     with store.writing(means.call.command) as mended:
         for said in mended:

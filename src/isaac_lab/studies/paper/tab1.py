@@ -48,22 +48,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained how.
-
-    Args:
-        name: Of the workload.
-        title: For people.
-        optimizer: The one that the paper uses.
-        metrics: Names in the records, with headings.
-        methods: Those that are tried.
-        shown: Whether it is in the table, over seeds; otherwise its grid is all there is, for a claim.
-    """
+    """A workload, the optimizer that the paper uses for it, and its scores: names in the records, with headings."""
 
     name: str
     title: str
     optimizer: str
     metrics: Mapping[str, str]
     methods: tuple[str, ...] = tuple(METHODS)
+    #: Whether it is in the table, over seeds; otherwise its grid is all there is, for a claim.
     shown: bool = True
 
     @property
@@ -95,6 +87,7 @@ STAGES = (TASKS[:2], TASKS[2:])
 
 PLANS: Mapping[str, Budget] = MappingProxyType({scale: Budget(**own) for scale, own in larger.KNOWN["tab1"].items()})
 PAPER_RUNS = 10
+NOTES: Mapping[str, str] = larger.KNOWN["notes"]["tab1"]
 
 
 @dataclass(frozen=True)
@@ -257,7 +250,7 @@ def summary(view: View) -> dict[str, Any]:
         "rows": [*rows, *published],
         "times": timed,
         "tried": _tried(run, found),
-        "notes": [*_notes(run, call.get("device", "cpu"), timed, _spent(store)), *against(rows, columns)],
+        "notes": [*_notes(run, call.get("device", "cpu"), timed, store), *against(rows, columns)],
     }
 
 
@@ -304,41 +297,34 @@ def _spent(store: Store) -> str:
         counts = {}
         for name in task.methods:
             like = METHODS[name].on(Trial(task.name, task.optimizer), 1.0)
-            counts[name] = tuned[task.name, like.method, like.get("sharing")]
+            counts[METHODS[name].label] = tuned[task.name, like.method, like.get("sharing")]
         equal &= len(set(counts.values())) == 1
-        parts.append(f"{task.title} " + ", ".join(f"{METHODS[name].label} {count}" for name, count in counts.items()))
-    uneven = " The numbers differ: the grid of ζ* was changed, and run again, after its first had not been ahead of ∇."
-    return f"Settings tried at seed {TUNING_SEED}, each a full run: {'; '.join(parts)}.{'' if equal else uneven}"
+        parts.append(f"{task.title} {', '.join(f'{label} {count}' for label, count in counts.items())}")
+    said = NOTES["spent"].format(spent="; ".join(parts))
+    return said if equal else f"{said} {NOTES['uneven']}"
 
 
-def _notes(run: Run, device: str, timed: Mapping[str, Any], spent: str) -> list[str]:
+def _notes(run: Run, device: str, timed: Mapping[str, Any], store: Store) -> list[str]:
     plan = run.plan
     plain, own = (
-        [", ".join(f"{rate:g}" for rate in rates[name]) for name in ("adam", "momentum")]
+        {name: ", ".join(f"{rate:g}" for rate in known) for name, known in rates.items()}
         for rates in (plan.plain_rates, plan.rates)
     )
     dampings = ", ".join(f"{damping:g}" for damping in plan.dampings)
     notes = [
-        f"Mean and standard deviation over {run.seeds} seeds on dev; {plan.epochs} epochs, batch 8, warm-up over a tenth of "
-        "the steps, then linear decay to 0. Adam for CoLA and MRPC, SGD with momentum 0.9 for STS-B.",
-        spent,
-        f"The last grid decided, by the best dev scores. ∇: η of {plain[0]} (SGD: {plain[1]}). ζ*: η of {own[0]} (SGD: "
-        f"{own[1]}), each with λ of {dampings}.",
-        f"Seed {TUNING_SEED} is not among those of the table. The scores are on dev too, because GLUE's test labels are not "
-        "public. The paper does not say on what its grid search chose.",
-        "ζ*: each token is a row of the conditioner. ζ* reduce: the mean of a sentence's tokens is. Padding is left out of "
-        "both. All linear layers and embeddings are conditioned.",
+        NOTES["tiny"] if run.model == encoders.TINY else NOTES["encoder"].format(model=run.model),
+        NOTES["means"].format(seeds=run.seeds, epochs=plan.epochs),
+        _spent(store),
+        NOTES["grid"].format(plain=plain, own=own, dampings=dampings),
+        NOTES["chosen"],
+        NOTES["rows"],
+        *([NOTES["cuda"]] if device == "cuda" else []),
     ]
-    if device == "cuda":
-        notes.append("Trained on a GPU in bf16 (autocast), the weights in float32.")
+    batches = {"eager": "padded as in training", "captured": "without padding, the step as one CUDA graph"}
     for mode, record in timed.items():
-        shown = larger.ratios(record, METHODS, "{label} {median:.3f} × ({low:.3f} to {high:.3f})")
-        batches = "padded as in training" if mode == "eager" else "without padding, the step as one CUDA graph"
-        notes.append(f"Time of a step over that of ∇ with Adam, {mode} ({record['workload']}, {batches}; quartiles): {shown}.")
-    if run.model == encoders.TINY:
-        return ["A smoke test: random weights and generated sentences say nothing about ζ*.", *notes]
-    other = "The paper's rows are of BERT-Base and BERT-Mini: compare the difference between the methods, not the scores."
-    return [f"The encoder is {run.model}. {other}", *notes]
+        text = larger.ratios(record, METHODS, "{label} {median:.3f} × ({low:.3f} to {high:.3f})")
+        notes.append(NOTES["times"].format(mode=mode, workload=record["workload"], batches=batches[mode], text=text))
+    return notes
 
 
 EXPERIMENT = Experiment(
