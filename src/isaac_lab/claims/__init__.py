@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.resources import files
-from typing import Any
 
 from isaac_lab.claims import costs, curves, grids, larger
 from isaac_lab.claims.evidence import Claim, Evidence, Finding, Verdict
@@ -38,14 +37,13 @@ def all_hold(evidence: Evidence, of: Sequence[str]) -> Finding:
 def _read() -> Iterator[Claim]:
     known = tomllib.loads((files(__package__) / "claims.toml").read_text(encoding="utf-8"))
     for entry in known["claims"]:
-        again = entry.pop("again", None)
-        for own in [entry, entry | again] if again else [entry]:
-            yield _claim(test=own["test"].format(**known["words"]), **{k: v for k, v in own.items() if k != "test"})
-
-
-def _claim(number: str, text: str, about: str, test: str, check: str, **arguments: Any) -> Claim:
-    module, name = check.split(".")
-    return Claim(number, text, about, test, partial(getattr(_MODULES[module], name), **arguments))
+        again = entry.pop("again", {})
+        for more in ({}, again) if again else ({},):
+            own = entry | more
+            number, text, about, test, check = (own.pop(name) for name in ("number", "text", "about", "test", "check"))
+            module, name = check.split(".")
+            decide = partial(getattr(_MODULES[module], name), **own)
+            yield Claim(number, text, about, test.format(**known["words"]), decide)
 
 
 CLAIMS: tuple[Claim, ...] = tuple(_read())

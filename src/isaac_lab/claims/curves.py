@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from statistics import fmean, median
+
+import numpy as np
 
 from isaac_lab.claims.evidence import Check, Evidence, Finding, decide, unknown
 from isaac_lab.claims.grids import SAME, Test, behind, scales
@@ -78,14 +80,9 @@ def _at_time(outcome: Outcome, group: str, per_step: float, seconds: float) -> f
     """Training loss after so many seconds, straight between epochs on a logarithmic scale; infinite before the first epoch."""
     if math.isinf(_final(outcome, group)):
         return math.inf
-    known = [(step * per_step, loss) for step, loss in _by_step(outcome, group).items()]
-    if not known or seconds < known[0][0]:
-        return math.inf
-    for (early, above), (late, below) in pairwise(known):
-        if early <= seconds <= late:
-            share = (seconds - early) / (late - early)
-            return math.exp((1 - share) * math.log(above) + share * math.log(below))
-    return known[-1][1]
+    known = _by_step(outcome, group)
+    times, losses = [step * per_step for step in known], [math.log(max(loss, 1e-300)) for loss in known.values()]
+    return math.exp(np.interp(seconds, times, losses, left=math.inf)) if known else math.inf
 
 
 # Figures 2 and A1

@@ -177,30 +177,24 @@ def rates_inside(evidence: Evidence) -> Finding:
     found = {name: outcome for name in asked if (outcome := evidence.outcome(*name))}
     if not found:
         return unknown("missing: all grids")
-    outside, ends, count = [], [], 0
-    for (identity, panel), outcome in found.items():
-        for group, rate in outcome.rates.items():
-            tried = outcome.tried.get(group)
-            if not tried or rate is None:
-                continue
-            count += 1
-            if not min(RATES) <= rate <= max(RATES):
-                outside.append(f"{identity} {panel} {group} {rate:g}")
-            elif rate in (max(tried), min(tried)):
-                ends.append(f"{identity} {panel} {group} {rate:g}")
-    inside = count - len(outside) - len(ends)
-    text = (
-        f"{inside} of {count} chosen rates lie inside the range; at its ends: {', '.join(ends) or 'none'}; "
-        f"better outside: {', '.join(outside) or 'none'}"
-    )
+    chosen = [
+        (f"{' '.join(name)} {group} {rate:g}", rate, tried)
+        for name, outcome in found.items()
+        for group, rate in outcome.rates.items()
+        if (tried := outcome.tried.get(group)) and rate is not None
+    ]
+    outside = [name for name, rate, _ in chosen if not min(RATES) <= rate <= max(RATES)]
+    ends = [name for name, rate, tried in chosen if name not in outside and rate in (max(tried), min(tried))]
+    text = f"{len(chosen) - len(outside) - len(ends)} of {len(chosen)} chosen rates lie inside the range; "
+    text += f"at its ends: {', '.join(ends) or 'none'}; better outside: {', '.join(outside) or 'none'}"
     verdict = Verdict.FAILS if outside else Verdict.UNKNOWN if ends else Verdict.HOLDS
     return Finding(verdict, text, scales(found))
 
 
 def _beside_figure_1(
-    evidence: Evidence, test: Callable[[Outcome, Outcome], tuple[bool, str]], *, same_scale: bool
-) -> tuple[list[bool], str, str]:
-    """A test of each panel of Figure A3 beside that of Figure 1: which passed, the figures, the scale."""
+    evidence: Evidence, test: Callable[[Outcome, Outcome], tuple[bool, str]], need: Literal["all", "most"], *, same_scale: bool
+) -> Finding:
+    """A test of each panel of Figure A3 beside that of Figure 1."""
     found: dict[tuple[str, str], Outcome] = {}
     parts, results = [], []
     for panel in "abcd":
@@ -212,7 +206,7 @@ def _beside_figure_1(
         passed, figures = test(fisher, newton)
         results.append(passed)
         parts.append(f"{panel}: {figures}")
-    return results, "; ".join(parts), scales(found) if found else ""
+    return Finding(_verdict(results, 4, need), "; ".join(parts), scales(found))
 
 
 def similar_for_large_output_damping(evidence: Evidence) -> Finding:
@@ -224,8 +218,7 @@ def similar_for_large_output_damping(evidence: Evidence) -> Finding:
         gap = median(abs(behind(ours[cell], theirs[cell])) for cell in cells)
         return gap <= SAME, f"median {gap:.1%} of log-loss apart over {len(cells)} cells with λ_g ≥ 10^4"
 
-    results, text, scale = _beside_figure_1(evidence, test, same_scale=True)
-    return Finding(_verdict(results, 4, "all"), text, scale)
+    return _beside_figure_1(evidence, test, "all", same_scale=True)
 
 
 def lesser_extent(evidence: Evidence) -> Finding:
@@ -240,5 +233,4 @@ def lesser_extent(evidence: Evidence) -> Finding:
         there, here = (behind(lowest(own.star), lowest(own.row)) for own in (Sectors(losses(o)) for o in (fisher, newton)))
         return 0 < here < there, f"λ_a → ∞ {lead(here)} in Figure 1, {lead(there)} in Figure A3"
 
-    results, text, scale = _beside_figure_1(evidence, test, same_scale=False)
-    return Finding(_verdict(results, 4, "most"), text, scale)
+    return _beside_figure_1(evidence, test, "most", same_scale=False)

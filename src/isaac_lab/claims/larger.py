@@ -12,6 +12,7 @@ from isaac_lab.claims.evidence import Evidence, Finding, Verdict, decide, unknow
 from isaac_lab.stats import Difference, contrast
 from isaac_lab.studies.paper.fig6 import METHODS as CONDITIONINGS
 from isaac_lab.studies.paper.fig6 import SETTINGS
+from isaac_lab.studies.paper.larger import ratios
 from isaac_lab.studies.paper.tab1 import METHODS, TASKS, Task
 
 Cell: TypeAlias = Mapping[str, Any]
@@ -187,10 +188,7 @@ def within_one_percent(evidence: Evidence, mode: str) -> Finding:
         times = summary["times"].get(mode)
         if times is None or "last" not in times["methods"] or "gpu" not in times["machine"]:
             continue
-        ratios = {name: own["ratio"] for name, own in times["methods"].items() if name != "none"}
-        text = ", ".join(
-            f"{CONDITIONINGS[n].label} {r['median']:.3f} ({r['low']:.3f}–{r['high']:.3f})" for n, r in ratios.items()
-        )
+        text = ratios(times, CONDITIONINGS, "{label} {median:.3f} ({low:.3f}–{high:.3f})")
         figures = f"time of a step over that of ∇, {mode}, {times['machine']['gpu']}, median (quartiles): {text}"
-        return decide(abs(ratios["last"]["median"] - 1) <= CLOSE, figures, scale)
+        return decide(abs(times["methods"]["last"]["ratio"]["median"] - 1) <= CLOSE, figures, scale)
     return unknown(f"missing: times of fig6 on a GPU, {mode}")

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from statistics import fmean, stdev
-from types import MappingProxyType
 from typing import Any
 
 from isaac_lab.data.catalogue import SETS
@@ -36,14 +35,12 @@ LARGER = (1, 3, 10)
 TIMED_RATE, TIMED_DAMPING = 0.001, 1.0
 
 #: By conditioning; the paper has the first two.
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        "none": Method("∇", plain=True),
-        "last": Method("ζ*, last layer", (("layers", "last"),)),
-        "reduce": Method("ζ*, all layers, reduce", (("sharing", "reduce"),)),
-        "max_rows": Method("ζ*, all layers, 256 rows", (("max_rows", 256),)),
-    }
-)
+METHODS: Mapping[str, Method] = {
+    "none": Method("∇", plain=True),
+    "last": Method("ζ*, last layer", (("layers", "last"),)),
+    "reduce": Method("ζ*, all layers, reduce", (("sharing", "reduce"),)),
+    "max_rows": Method("ζ*, all layers, 256 rows", (("max_rows", 256),)),
+}
 
 
 @dataclass(frozen=True)
@@ -57,13 +54,11 @@ class Setting:
 
 
 #: The paper's, in its order. Weight decay does nothing yet in a short trial.
-SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {
-        "a": Setting("momentum and weight decay", "momentum", 5e-4, "b"),
-        "b": Setting("momentum only", "momentum", 0.0, "b"),
-        "c": Setting("plain SGD", "sgd", 0.0, "c"),
-    }
-)
+SETTINGS: Mapping[str, Setting] = {
+    "a": Setting("momentum and weight decay", "momentum", 5e-4, "b"),
+    "b": Setting("momentum only", "momentum", 0.0, "b"),
+    "c": Setting("plain SGD", "sgd", 0.0, "c"),
+}
 
 
 @dataclass(frozen=True)
@@ -102,9 +97,7 @@ class Budget(larger.Budget):
         return base.having(weight_decay=own.weight_decay or None)
 
 
-BUDGETS: Mapping[str, Budget] = MappingProxyType(
-    {scale: Budget(**own, small=scale == "smoke") for scale, own in larger.KNOWN["fig6"].items()}
-)
+BUDGETS: Mapping[str, Budget] = {scale: Budget(**own, small=scale == "smoke") for scale, own in larger.KNOWN["fig6"].items()}
 
 
 def arms(budget: Budget, seeds: int) -> dict[tuple[str, str], Arm]:
@@ -183,13 +176,11 @@ def measure(view: View) -> None:
 
 def _plan(budget: Budget, seeds: int) -> str:
     kinds = len({setting.tuned_as for setting in SETTINGS.values()}) * len(budget.methods)
-    of_each = len(SETTINGS) * len(budget.methods)
+    trials, steps = kinds * len(budget.candidates("c", "none")), budget.steps * budget.trial_epochs
     # One of the rates that are compared is chosen: its first run is one of the others too.
-    numbers = (kinds * len(budget.candidates("c", "none")), of_each * (len(LARGER) + seeds - 1))
-    lengths = [budget.steps * epochs for epochs in (budget.trial_epochs, budget.epochs)]
-    short, whole = (f"{number} of {length:,} steps" for number, length in zip(numbers, lengths, strict=True))
-    total = sum(number * length for number, length in zip(numbers, lengths, strict=True))
-    return f"fig6: trials, {short}; runs, {whole}; {total:,} steps in all; what is there already is used"
+    runs, whole = len(SETTINGS) * len(budget.methods) * (len(LARGER) + seeds - 1), budget.steps * budget.epochs
+    text = f"trials, {trials} of {steps:,} steps; runs, {runs} of {whole:,} steps; {trials * steps + runs * whole:,} steps"
+    return f"fig6: {text} in all; what is there already is used"
 
 
 def _epochs(number: int) -> str:
@@ -212,15 +203,7 @@ def summary(view: View) -> dict[str, Any]:
     about = view.store.about
     calls = about.get("calls") or [{"command": about.get("command", view.means.call.command)}]
     columns = [setting.title for setting in SETTINGS.values()]
-    rows = [
-        {
-            "label": METHODS[name].label,
-            "method": name,
-            "ours": not METHODS[name].plain,
-            "cells": [shown_cell(known[setting, name]) for setting in SETTINGS],
-        }
-        for name in methods
-    ]
+    rows = [METHODS[name].row(name, [shown_cell(known[setting, name]) for setting in SETTINGS]) for name in methods]
     curves = {
         setting: [_curve(name, known[setting, name].runs) for name in methods if known[setting, name].runs]
         for setting in SETTINGS

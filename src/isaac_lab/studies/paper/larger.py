@@ -33,6 +33,10 @@ class Method:
         own = replace(base, method=f"{base.method}+isaac")
         return own.having(damping=damping, **{**dict(self.settings), **settings})
 
+    def row(self, name: str, cells: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+        """Of a table."""
+        return {"label": self.label, "method": name, "ours": not self.plain, "cells": cells}
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -61,14 +65,13 @@ def clocks(
     means: Means, what: str, methods: Callable[[str], Mapping[str, Trial]], rounds: int, **more: Any
 ) -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
     """By mode that the device has: what is said when the steps of all methods are timed, and what times them."""
-    call = means.call
+    device, folder = means.call.device, means.call.folder
 
     def clock(mode: str) -> dict[str, Any]:
-        captured = mode == "captured"
-        found = times.measure(methods(mode), device=call.device, captured=captured, rounds=rounds, folder=call.folder)
-        return found | more
+        own = methods(mode)
+        return times.measure(own, device=device, captured=mode == "captured", rounds=rounds, folder=folder) | more
 
-    modes = MODES if call.device == "cuda" else MODES[:1]
+    modes = MODES if device == "cuda" else MODES[:1]
     return {mode: (f"{what}: the time of a step, {mode}", partial(clock, mode)) for mode in modes}
 
 

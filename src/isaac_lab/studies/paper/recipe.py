@@ -8,7 +8,7 @@ a figure shows follows from the recipe and the records alone, and it can be draw
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from isaac_lab.data.catalogue import SETS
@@ -58,14 +58,12 @@ class Scale:
 
 _THREE = (1e-2, 1.0, 1e2)
 #: The smallest scale that is run without data and within a minute; one for a look; and everything as printed.
-SCALES: Mapping[str, Scale] = MappingProxyType(
-    {
-        "smoke": Scale("smoke", 5, 1, _THREE, _THREE, (1.0, 0.1, 0.01), (10.0,), seeds=2, small=True, rounds=3),
-        "quick": Scale("quick", 4, 1, DECADES[::2], DECADES[::2]),
-        # Every second decade is enough to find the rate of a sector, and a quarter of the work.
-        "paper": Scale("paper", 40, 2, DECADES, DECADES[::2]),
-    }
-)
+SCALES: Mapping[str, Scale] = {
+    "smoke": Scale("smoke", 5, 1, _THREE, _THREE, (1.0, 0.1, 0.01), (10.0,), seeds=2, small=True, rounds=3),
+    "quick": Scale("quick", 4, 1, DECADES[::2], DECADES[::2]),
+    # Every second decade is enough to find the rate of a sector, and a quarter of the work.
+    "paper": Scale("paper", 40, 2, DECADES, DECADES[::2]),
+}
 
 
 @dataclass(frozen=True)
@@ -182,22 +180,16 @@ def tuned(name: str, trial: Trial, seeds: int = 1, *, like: str = "") -> Group:
 
 def grid(base: Trial, scale: Scale, curvature: str = "sampled") -> tuple[Group, ...]:
     """The three sectors of the paper's grids: λ_a × λ_g for ζ, λ_a for ζ*, and the gradient in the corner."""
-    seeds = scale.all_seeds or 1
+    seeds, every, some, none = scale.all_seeds or 1, scale.dampings, scale.tuned_on, (math.inf,)
 
-    def cells(pairs: Iterable[tuple[float, float]], count: int = seeds) -> tuple[Trial, ...]:
+    def cells(inputs: Sequence[float], outputs: Sequence[float], count: int = 1) -> tuple[Trial, ...]:
+        pairs = product(inputs, outputs)
         return tuple(cell for pair in pairs for cell in over_seeds(conditioned(base, *pair, curvature), count))
 
-    def square(dampings: Sequence[float]) -> list[tuple[float, float]]:
-        return [(inputs, outputs) for inputs in dampings for outputs in dampings]
-
-    def column(dampings: Sequence[float]) -> list[tuple[float, float]]:
-        return [(inputs, math.inf) for inputs in dampings]
-
-    corner = [(math.inf, math.inf)]
     return (
-        Group("zeta", cells(square(scale.dampings)), cells(square(scale.tuned_on), 1)),
-        Group("zeta_star", cells(column(scale.dampings)), cells(column(scale.tuned_on), 1)),
-        Group("gradient", cells(corner), cells(corner, 1)),
+        Group("zeta", cells(every, every, seeds), cells(some, some)),
+        Group("zeta_star", cells(every, none, seeds), cells(some, none)),
+        Group("gradient", cells(none, none, seeds), cells(none, none)),
     )
 
 
@@ -281,7 +273,5 @@ def outcome(panel: Panel, scale: Scale, kept: Kept, settings: Sequence[str] = ()
 
 def _by_rate(tried: Mapping[Trial, float]) -> dict[float, float]:
     """By learning rate, the lowest value that any of these runs has."""
-    found: dict[float, float] = {}
-    for trial, value in tried.items():
-        found[trial.learning_rate] = min(found.get(trial.learning_rate, math.inf), value)
-    return found
+    rates = dict.fromkeys(trial.learning_rate for trial in tried)
+    return {rate: min(value for trial, value in tried.items() if trial.learning_rate == rate) for rate in rates}

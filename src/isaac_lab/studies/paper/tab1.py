@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from isaac_lab.data import text
@@ -37,13 +36,11 @@ from isaac_lab.workloads import encoders, glue
 #: Of the grid; those that the table shows follow it.
 TUNING_SEED = 0
 #: The rows of the table; with "reduce" the mean of a sentence's tokens is a row.
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        "gradient": Method("∇", plain=True),
-        "expand": Method("ζ*"),
-        "reduce": Method("ζ* reduce", (("sharing", "reduce"),)),
-    }
-)
+METHODS: Mapping[str, Method] = {
+    "gradient": Method("∇", plain=True),
+    "expand": Method("ζ*"),
+    "reduce": Method("ζ* reduce", (("sharing", "reduce"),)),
+}
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ COLUMNS = [column for task in SHOWN for column in task.columns]
 #: What is trained together; where time ends early, STS-B is what is missing.
 STAGES = (TASKS[:2], TASKS[2:])
 
-PLANS: Mapping[str, Budget] = MappingProxyType({scale: Budget(**own) for scale, own in larger.KNOWN["tab1"].items()})
+PLANS: Mapping[str, Budget] = {scale: Budget(**own) for scale, own in larger.KNOWN["tab1"].items()}
 PAPER_RUNS = 10
 NOTES: Mapping[str, str] = larger.KNOWN["notes"]["tab1"]
 
@@ -184,10 +181,8 @@ def _encoder(view: View) -> Iterator[encoders.Encoder]:
     try:
         yield found
     finally:
-        if before is None:
-            del os.environ[encoders.ENCODER]
-        else:
-            os.environ[encoders.ENCODER] = before
+        del os.environ[encoders.ENCODER]
+        os.environ |= {} if before is None else {encoders.ENCODER: before}
 
 
 def _run(view: View, encoder: encoders.Encoder) -> Run:
@@ -224,16 +219,10 @@ def summary(view: View) -> dict[str, Any]:
     run, call = _found(view)
     store = view.store
     found = {name: resolve(arm, store) for name, arm in arms(run).items()}
-    rows: list[dict[str, Any]] = [
-        {
-            "label": own.label,
-            "model": run.model,
-            "method": method,
-            "ours": not own.plain,
-            "cells": [cell for task in SHOWN for cell in _cells(found[task.title, method], task)],
-        }
-        for method, own in METHODS.items()
-    ]
+    rows = []
+    for name, method in METHODS.items():
+        cells = [cell for task in SHOWN for cell in _cells(found[task.title, name], task)]
+        rows.append({**method.row(name, cells), "model": run.model})
     columns, what, published = COLUMNS, "CoLA, MRPC and STS-B", _published()
     if run.scale == "smoke":
         # No score on generated sentences is called one on GLUE.
@@ -249,7 +238,7 @@ def summary(view: View) -> dict[str, Any]:
         "columns": columns,
         "rows": [*rows, *published],
         "times": timed,
-        "tried": _tried(run, found),
+        "tried": _tried(found),
         "notes": [*_notes(run, call.get("device", "cpu"), timed, store), *against(rows, columns)],
     }
 
@@ -275,17 +264,13 @@ def _published() -> list[dict[str, Any]]:
     return rows
 
 
-def _tried(run: Run, found: Mapping[tuple[str, str], Result]) -> list[dict[str, Any]]:
-    """By task and method: what each setting of its grid reached at the tuning seed."""
-    result = []
-    for task in TASKS:
-        for method in task.methods:
-            tried = found[task.title, method].tried[0]
-            settings = [{"score": None if value == math.inf else -value} for value in tried.values()]
-            missing = len(grid(run, task, method)) - len(settings)
-            of = {"task": task.title, "optimizer": task.optimizer, "method": method}
-            result.append({**of, "settings": settings, "missing": missing})
-    return result
+def _tried(found: Mapping[tuple[str, str], Result]) -> list[dict[str, Any]]:
+    """By task and method: what each setting of its grid reached at the tuning seed, and how many are still to be tried."""
+    rows = []
+    for (task, method), own in found.items():
+        settings = [{"score": None if value == math.inf else -value} for value in own.tried[0].values()]
+        rows.append({"task": task, "method": method, "settings": settings, "missing": 0 if own.best else len(own.due)})
+    return rows
 
 
 def _spent(store: Store) -> str:
