@@ -38,8 +38,7 @@ def _read() -> Iterator[Claim]:
     known = tomllib.loads((files(__package__) / "claims.toml").read_text(encoding="utf-8"))
     for entry in known["claims"]:
         again = entry.pop("again", {})
-        for more in ({}, again) if again else ({},):
-            own = entry | more
+        for own in [entry, entry | again] if again else [entry]:
             number, text, about, test, check = (own.pop(name) for name in ("number", "text", "about", "test", "check"))
             module, name = check.split(".")
             decide = partial(getattr(_MODULES[module], name), **own)

@@ -204,10 +204,11 @@ def summary(view: View) -> dict[str, Any]:
     calls = about.get("calls") or [{"command": about.get("command", view.means.call.command)}]
     columns = [setting.title for setting in SETTINGS.values()]
     rows = [METHODS[name].row(name, [shown_cell(known[setting, name]) for setting in SETTINGS]) for name in methods]
-    curves = {
-        setting: [_curve(name, known[setting, name].runs) for name in methods if known[setting, name].runs]
-        for setting in SETTINGS
-    }
+    panels = [
+        {"name": setting, "title": own.title, "curves": curves}
+        for setting, own in SETTINGS.items()
+        if (curves := [_curve(name, known[setting, name].runs) for name in methods if known[setting, name].runs])
+    ]
     return {
         "title": f"Figure 6: ResNet-18 on {newest.about['data'].partition(' (')[0]}: test accuracy",
         "scale": view.scale.name,
@@ -217,7 +218,7 @@ def summary(view: View) -> dict[str, Any]:
         "model": "ResNet-18" + (f" of width {resnet.SMALL_WIDTH}" if small else ""),
         "data": newest.about["data"],
         "quantity_title": "Test accuracy",
-        "panels": [{"name": name, "title": SETTINGS[name].title, "curves": own} for name, own in curves.items() if own],
+        "panels": panels,
         "columns": columns,
         "rows": rows,
         "times": times_of(view),

@@ -66,7 +66,6 @@ def view(experiment: Experiment, out: Path, scale: Scale, **more: Any) -> View:
         outcome = recipe.outcome(panel, own, stores[home], settings)
         if outcome is not None:
             outcomes.append(outcome)
-            timed = stores[home].times() if panel.clocked else {}
-            if f"steps-{panel.name}" in timed:
-                steps[panel.name] = timed[f"steps-{panel.name}"]
+            if panel.clocked and (timed := stores[home].times().get(f"steps-{panel.name}")):
+                steps[panel.name] = timed
     return View(experiment, scale, out / experiment.id / scale.name, tuple(outcomes), steps, about, **more)

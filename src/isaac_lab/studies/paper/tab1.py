@@ -97,17 +97,12 @@ class Run:
     steps: Mapping[str, int]
     scale: str
 
-    @property
-    def plan(self) -> Budget:
-        """What is run at this scale."""
-        return PLANS[self.scale]
-
 
 def grid(run: Run, task: Task, method: str) -> tuple[Trial, ...]:
     """The settings that a method may choose from; equally many for each, where no earlier grid was run."""
-    base = Trial(task.name, task.optimizer, schedule="linear", steps=run.steps[task.name], points=run.plan.epochs)
+    base = Trial(task.name, task.optimizer, schedule="linear", steps=run.steps[task.name], points=PLANS[run.scale].epochs)
     base = replace(base, seed=TUNING_SEED, small=run.scale == "smoke").varied(model=run.model)
-    return run.plan.tried(base, METHODS[method])
+    return PLANS[run.scale].tried(base, METHODS[method])
 
 
 def arms(run: Run) -> dict[tuple[str, str], Arm]:
@@ -142,7 +137,7 @@ def measure(view: View) -> None:
             titles = " and ".join(task.title for task in stage if task.shown)
             stages.append((f"Table 1, {titles}", [every[task.title, name] for task in stage for name in task.methods]))
         means = _means(view, run)
-        clocks = larger.clocks(means, "tab1", lambda mode: _timed(run, mode), run.plan.rounds, weights=run.weights)
+        clocks = larger.clocks(means, "tab1", lambda mode: _timed(run, mode), PLANS[run.scale].rounds, weights=run.weights)
         perform(store, means, {"id": "tab1", **asdict(run)}, stages, clocks)
 
 
@@ -290,7 +285,7 @@ def _spent(store: Store) -> str:
 
 
 def _notes(run: Run, device: str, timed: Mapping[str, Any], store: Store) -> list[str]:
-    plan = run.plan
+    plan = PLANS[run.scale]
     plain, own = (
         {name: ", ".join(f"{rate:g}" for rate in known) for name, known in rates.items()}
         for rates in (plan.plain_rates, plan.rates)
