@@ -85,9 +85,6 @@ def _at_time(outcome: Outcome, group: str, per_step: float, seconds: float) -> f
     return math.exp(np.interp(seconds, times, losses, left=math.inf)) if known else math.inf
 
 
-# Figures 2 and A1
-
-
 def similar_and_cheaper(evidence: Evidence) -> Finding:
     """ζ* ends where K-FAC does, and its step takes at most half as long."""
     star, kfac = (evidence.ratio("cpu-1thread", "autoencoder", name) for name in ("zeta_star", "kfac"))
@@ -205,9 +202,6 @@ def competitive(evidence: Evidence) -> Finding:
     text = f"final training loss ζ* {star:.4g}; {_sorted(others)}"
     holds = behind(star, min(others.values())) <= SAME
     return decide(holds, text, scales({("figA1", "a"): first, ("figA1", "c"): second}))
-
-
-# Figure 5
 
 
 @curves(FIG5)

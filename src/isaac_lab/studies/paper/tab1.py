@@ -83,7 +83,6 @@ COLUMNS = [column for task in SHOWN for column in task.columns]
 STAGES = (TASKS[:2], TASKS[2:])
 
 PLANS: Mapping[str, Budget] = {scale: Budget(**own) for scale, own in larger.KNOWN["tab1"].items()}
-PAPER_RUNS = 10
 NOTES: Mapping[str, str] = larger.KNOWN["notes"]["tab1"]
 
 
@@ -251,7 +250,7 @@ def _published() -> list[dict[str, Any]]:
     """The rows of the paper."""
     rows = []
     for own in larger.KNOWN["printed"]:
-        model, more = f"{own['model']} (paper)", {"n": PAPER_RUNS, "settings": "as printed in the paper"}
+        model, more = f"{own['model']} (paper)", {"n": 10, "settings": "as printed in the paper"}
         known = {column: {"mean": mean / 100, "std": std / 100, **more} for column, (mean, std) in own["scores"].items()}
         cells = [known.get(column) for column in COLUMNS]
         row = {"label": f"{own['method']}, {model}", "model": model, "method": None, "ours": False, "paper": True}
