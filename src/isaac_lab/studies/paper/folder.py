@@ -62,8 +62,12 @@ def view(experiment: Experiment, out: Path, scale: Scale, **more: Any) -> View:
     for place, home in enumerate(homes):
         own = replace(scale, all_seeds=about[home].get("seeds", 0))
         settings = about[home].get("settings", [])
-        (panel,) = recipe.selected([experiment.panels(own)[place]], settings)
-        outcome = recipe.outcome(panel, own, stores[home], settings)
+        # A panel that was run whole when trials of one length chose its rates counts, until it has been run again.
+        for scale_then in dict.fromkeys([own, replace(own, halving=False)]):
+            (panel,) = recipe.selected([experiment.panels(scale_then)[place]], settings)
+            outcome = recipe.outcome(panel, scale_then, stores[home], settings)
+            if outcome is not None:
+                break
         if outcome is not None:
             outcomes.append(outcome)
             if panel.clocked and (timed := stores[home].times().get(f"steps-{panel.name}")):

@@ -9,12 +9,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.record import Record
+from isaac_lab.studies.paper.halving import searches
 from isaac_lab.study import Arm, Kept, Search, lowest, resolve
 from isaac_lab.trial import Trial, TrialError, Value, parse
+from isaac_lab.workloads.examples import VALIDATED
 
 if TYPE_CHECKING:
     from isaac_lab.studies.paper.folder import View
@@ -24,8 +27,12 @@ RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 #: Tried beside them for auto-encoders: their loss is a mean over 784 pixels, whose gradients are so small that without these
 #: every method would end at the largest rate of the list, and the comparison would be one of rates.
 LARGER_RATES = (100.0, 30.0, 10.0, 3.0)
+#: For Adam in place of these: as many rates, in the other direction.
+SMALLER_RATES = (0.0003, 0.0001, 0.00003, 0.00001)
 #: The paper's dampings: 10^-6 … 10^6.
 DECADES = tuple(float(f"1e{exponent}") for exponent in range(-6, 7))
+#: Where rates are tried when they are chosen by halving; of ζ every second one without the ends, for both dampings.
+PLACES = DECADES[2:-2]
 #: Training examples of the digits.
 DIGITS = 1440
 #: What "--set" may change, besides the settings of methods.
@@ -54,6 +61,8 @@ class Scale:
     small: bool = False
     #: How often the methods take turns when their steps are timed.
     rounds: int = 10
+    #: Whether rates are chosen by successive halving, in place of trials of one length.
+    halving: bool = False
 
 
 _THREE = (1e-2, 1.0, 1e2)
@@ -61,8 +70,7 @@ _THREE = (1e-2, 1.0, 1e2)
 SCALES: Mapping[str, Scale] = {
     "smoke": Scale("smoke", 5, 1, _THREE, _THREE, (1.0, 0.1, 0.01), (10.0,), seeds=2, small=True, rounds=3),
     "quick": Scale("quick", 4, 1, DECADES[::2], DECADES[::2]),
-    # Every second decade is enough to find the rate of a sector, and a quarter of the work.
-    "paper": Scale("paper", 40, 2, DECADES, DECADES[::2]),
+    "paper": Scale("paper", 40, 2, DECADES, DECADES[::2], halving=True),
 }
 
 
@@ -156,6 +164,7 @@ def lasting(trial: Trial, epochs: int) -> Trial:
     usual = "digits" if trial.small else "fashion-mnist" if trial.workload.startswith("fashion") else "mnist"
     name = str(trial.get("data", usual))
     there = DIGITS if name == "digits" else SETS[name].examples[0] if name in SETS else 0
+    there -= there // VALIDATED if trial.split == "validation" else 0
     steps = epochs * ((int(trial.get("examples", 0)) or there) // int(trial.get("batch", 60)))
     return replace(trial, steps=max(1, steps), points=epochs)
 
@@ -181,15 +190,19 @@ def tuned(name: str, trial: Trial, seeds: int = 1, *, like: str = "") -> Group:
 def grid(base: Trial, scale: Scale, curvature: str = "sampled") -> tuple[Group, ...]:
     """The three sectors of the paper's grids: λ_a × λ_g for ζ, λ_a for ζ*, and the gradient in the corner."""
     seeds, every, some, none = scale.all_seeds or 1, scale.dampings, scale.tuned_on, (math.inf,)
+    square, several = some, 1
+    if scale.halving:
+        # Nine places in each sector.
+        square, some, several = PLACES[2:-2:2], PLACES, len(PLACES)
 
     def cells(inputs: Sequence[float], outputs: Sequence[float], count: int = 1) -> tuple[Trial, ...]:
         pairs = product(inputs, outputs)
         return tuple(cell for pair in pairs for cell in over_seeds(conditioned(base, *pair, curvature), count))
 
     return (
-        Group("zeta", cells(every, every, seeds), cells(some, some)),
+        Group("zeta", cells(every, every, seeds), cells(square, square)),
         Group("zeta_star", cells(every, none, seeds), cells(some, none)),
-        Group("gradient", cells(none, none, seeds), cells(none, none)),
+        Group("gradient", cells(none, none, seeds), cells(none, none, several)),
     )
 
 
@@ -224,9 +237,13 @@ def _changed(cell: Trial, values: Mapping[str, Any]) -> Trial:
     return lasting(replace(cell.varied(**own).having(**there), seed=values.get("seed", cell.seed)), epochs)
 
 
+def _fixed(settings: Sequence[str]) -> bool:
+    return any(setting.partition("=")[0].strip() == "learning_rate" for setting in settings)
+
+
 def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Trial]:
     """Short runs of a group's cells at every learning rate, the largest first; at one, where the settings say which."""
-    fixed = any(setting.partition("=")[0].strip() == "learning_rate" for setting in settings)
+    fixed = _fixed(settings)
     rates = sorted({rate for cell in group.tuned_on for rate in ([cell.learning_rate] if fixed else _rates_of(cell, scale))})
     return [
         lasting(cell.having(learning_rate=rate), min(cell.points, scale.tune_epochs))
@@ -236,8 +253,11 @@ def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Tri
 
 
 def _rates_of(cell: Trial, scale: Scale) -> tuple[float, ...]:
-    larger = cell.workload.endswith("autoencoder") and not cell.method.startswith("adam")
-    return (*scale.larger_rates, *scale.rates) if larger else scale.rates
+    if not cell.workload.endswith("autoencoder"):
+        return scale.rates
+    if not cell.method.startswith("adam"):
+        return (*scale.larger_rates, *scale.rates)
+    return (*scale.rates, *SMALLER_RATES) if scale.halving else scale.rates
 
 
 def final_loss(record: Record) -> float:
@@ -245,33 +265,39 @@ def final_loss(record: Record) -> float:
     return record.final("train_loss")
 
 
-def arms(panel: Panel, scale: Scale, settings: Sequence[str] = ()) -> dict[str, Arm]:
-    """By group: short runs choose the learning rate, of all cells together, and all cells are run with it."""
+def arms(panel: Panel, scale: Scale, settings: Sequence[str] = (), kept: Kept = MappingProxyType({})) -> dict[str, Arm]:
+    """By group: a learning rate is chosen, of all cells together, and all cells are run with it; rounds depend on records."""
     by_name = {group.name: group for group in panel.groups}
 
-    def arm(group: Group) -> Arm:
-        candidates = trials(by_name[group.like or group.name], scale, settings)
+    def search(group: Group) -> tuple[Search, ...]:
+        if scale.halving and not _fixed(settings):
+            return searches(_rates_of(group.cells[0], scale), group.tuned_on, lasting, kept)
+        candidates = trials(group, scale, settings)
+        return (Search(lambda _: candidates, lowest("train_loss")),)
 
+    def arm(group: Group) -> Arm:
         def finals(best: Trial | None) -> Sequence[Trial]:
             return [] if best is None else [cell.having(learning_rate=best.learning_rate) for cell in group.cells]
 
-        return Arm(f"{panel.name}/{group.name}", finals, (Search(lambda _: candidates, lowest("train_loss")),))
+        return Arm(f"{panel.name}/{group.name}", finals, search(by_name[group.like or group.name]))
 
     return {name: arm(group) for name, group in by_name.items()}
 
 
 def outcome(panel: Panel, scale: Scale, kept: Kept, settings: Sequence[str] = ()) -> Outcome | None:
     """What the records say of a panel; None unless all of it has been run."""
-    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale, settings).items()}
+    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale, settings, kept).items()}
     if not all(result.whole for result in found.values()):
         return None
     rates = {name: None if result.best is None else result.best.learning_rate for name, result in found.items()}
-    losses = {group.name: _by_rate(found[group.name].tried[0]) for group in panel.groups if not group.like}
+    losses = {group.name: _by_rate(found[group.name].tried, kept) for group in panel.groups if not group.like}
     records = {name: result.runs for name, result in found.items()}
     return Outcome(panel, scale.name, rates, losses, records, tuple(settings))
 
 
-def _by_rate(tried: Mapping[Trial, float]) -> dict[float, float]:
-    """By learning rate, the lowest value that any of these runs has."""
-    rates = dict.fromkeys(trial.learning_rate for trial in tried)
-    return {rate: min(value for trial, value in tried.items() if trial.learning_rate == rate) for rate in rates}
+def _by_rate(tried: Sequence[Iterable[Trial]], kept: Kept) -> dict[float, float]:
+    """By learning rate, the lowest value that any of the longest runs has."""
+    longest = max(trial.steps for values in tried for trial in values)
+    ends = {t: final_loss(own) for values in tried for t in values if t.steps == longest and (own := kept.get(t)) is not None}
+    rates = dict.fromkeys(trial.learning_rate for trial in ends)
+    return {rate: min(value for trial, value in ends.items() if trial.learning_rate == rate) for rate in rates}

@@ -99,7 +99,8 @@ def _check(store: Store, request: Request, *, matters: bool) -> None:
 def _run_panel(panel: Panel, scale: Scale, request: Request) -> None:
     means, what = request.means, f"{panel.home} {panel.name}"
     about = {"id": panel.home, "scale": scale.name, "settings": list(request.settings), "seeds": means.seeds}
-    arms = list(recipe.arms(panel, scale, request.settings).values())
+    store = Store(request.out / panel.home / scale.name)
+    arms = list(recipe.arms(panel, scale, request.settings, store).values())
 
     def clock() -> dict[str, Any]:
         # Small rates, so that thousands of steps on a few batches leave the activations about as they were.
@@ -108,7 +109,7 @@ def _run_panel(panel: Panel, scale: Scale, request: Request) -> None:
             return times.measure(trials, rounds=scale.rounds, turn=timing.TURN, folder=means.call.folder)
 
     clocks = {f"steps-{panel.name}": (f"{what}: the time of a step on one CPU thread", clock)} if panel.clocked else {}
-    perform(Store(request.out / panel.home / scale.name), means, about, [(f"{what} ({panel.title})", arms)], clocks, panel.name)
+    perform(store, means, about, [(f"{what} ({panel.title})", arms)], clocks, panel.name)
 
 
 def perform(
