@@ -1,8 +1,8 @@
 """How a learning rate is chosen at paper scale: by successive halving that ends in whole runs, none of which is shown.
 
 All methods of a panel have equally many runs. Each rate is tried in a few *places*: cells of a sector, or seeds where there is
-one cell. A round keeps the best rates, each in its best places, and trains them for longer. Afterwards the neighbours of the
-best rate are run whole, a few times: those that an early round had left out, and those beyond the end of the list.
+one cell. A round keeps the best rates, each in its best places, and trains them for longer. Afterwards two rates beside the
+best are run whole, twice: those that an early round had left out, and where the best lies at an end, those beyond.
 """
 
 import math
@@ -15,8 +15,8 @@ from isaac_lab.trial import Trial
 
 #: Added to the seeds: no run that chooses is one that is shown.
 SEED = 100
-#: How often the rates on both sides of the best are run whole. So far may the best walk beyond the list.
-STEPS = 3
+#: How often two rates beside the best are run whole: it may walk to a hundred times the largest of the list.
+STEPS = 2
 #: More than any loss that is not called diverged. Of runs that diverged the smaller rate is the better start.
 LOST = 1e9
 
@@ -88,11 +88,12 @@ def _ranked(trials: Sequence[Trial], kept: Kept) -> dict[float, list[Trial]]:
 
 
 def _beside(rate: float, known: Collection[float]) -> list[float]:
-    """The nearest rates above and below that are not known, of 1, 3, 10, 30 and so on in both directions."""
-    found = []
-    for direction in (1, -1):
+    """Two rates that are not known, of 1, 3, 10, 30 and so on: the nearest on each side, or the next two beyond an end."""
+    sides = (1, 1) if rate == max(known) else (-1, -1) if rate == min(known) else (1, -1)
+    found: list[float] = []
+    for side in sides:
         at = round(2 * math.log10(rate))
-        while (own := float(f"{1 if at % 2 == 0 else 3}e{at // 2}")) in known:
-            at += direction
+        while (own := float(f"{1 if at % 2 == 0 else 3}e{at // 2}")) in (*known, *found):
+            at += side
         found.append(own)
     return found

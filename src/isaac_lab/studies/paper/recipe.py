@@ -1,8 +1,8 @@
 """What the experiments have in common: scales, panels of cells, and one learning rate for every cell of a group.
 
 An experiment is a few panels, a panel is a few groups, and a group is cells (training runs) that share one learning rate. The
-rate is chosen by short runs, as the paper's appendix B says of its own, and these trials are records like all others. So what
-a figure shows follows from the recipe and the records alone, and it can be drawn again without training.
+rate is chosen by short runs, at paper scale by rounds that end in whole ones (`halving.py`), and these trials are records like
+all others. So what a figure shows follows from the recipe and the records alone, and can be drawn again without training.
 """
 
 import math
