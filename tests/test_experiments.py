@@ -21,6 +21,7 @@ from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.networks import alike
 from isaac_lab.record import Store
 from isaac_lab.report import curves, paper
+from isaac_lab.report.views import setting
 from isaac_lab.studies.paper import EXPERIMENTS, recipe
 from isaac_lab.studies.paper.folder import view
 from isaac_lab.studies.paper.grids import losses
@@ -251,6 +252,30 @@ def test_a_group_that_always_diverges_has_no_runs_at_paper_scale() -> None:
     own = outcome(panel("fig1", "a"), "paper", lambda trial: math.inf if sector(trial) == "zeta_star" else 0.1)
     assert own.rates["zeta_star"] is None
     assert own.records["zeta_star"] == ()
+
+
+def test_a_cell_that_diverges_is_run_with_a_smaller_rate_and_that_is_said(tmp_path: Path) -> None:
+    def loss(trial: Trial) -> float:
+        # Cells of ζ with little damping need a tenth of the rate that suits the others; one never ends.
+        if (trial.damping, trial.output_damping) == (1e-6, 1e-6):
+            return math.inf
+        if sector(trial) == "zeta" and trial.damping < 1e-4 and trial.learning_rate > 0.01:
+            return math.inf
+        return 0.1 + abs(math.log10(trial.learning_rate / 0.1))
+
+    memory = fabricate.settled(panel("fig4", "a"), "paper", loss)
+    store = Store(tmp_path / "fig4" / "paper")
+    with store.writing():
+        store.add(*memory.records.values())
+    known = view(EXPERIMENTS["fig4"], tmp_path, SCALES["paper"])
+    (own,) = known.outcomes
+    assert own.rates["zeta"] == 0.1
+    rates = {(r.trial.damping, r.trial.output_damping): r.trial.learning_rate for r in own.records["zeta"]}
+    assert (rates[1.0, 1.0], rates[1e-5, 1e-6], rates[1e-6, 1e-6]) == (0.1, 0.01, 0.001)
+    assert own.smaller == 2 * 13
+    assert [record.trial.damping for record in own.all() if not record.finished] == [1e-6]
+    assert "26 with a smaller rate, where the chosen one diverges" in setting(known)
+    assert len([cell for cell in losses(own).values() if math.isnan(cell)]) == 1
 
 
 def test_a_rate_that_is_set_is_not_searched_beside() -> None:

@@ -87,13 +87,28 @@ def _ranked(trials: Sequence[Trial], kept: Kept) -> dict[float, list[Trial]]:
     return found
 
 
+def stable(trial: Trial, kept: Kept) -> Trial:
+    """A cell with the rate of its sector; where that diverged, with the next smaller ones, down to a hundredth."""
+    for _ in range(4):
+        record = kept.get(trial)
+        if record is None or record.finished:
+            break
+        trial = trial.having(learning_rate=_rate(round(2 * math.log10(trial.learning_rate)) - 1))
+    return trial
+
+
+def _rate(number: int) -> float:
+    """Of 1, 3, 10, 30 and so on, and 0.3, 0.1 in the other direction; 1 has the number 0."""
+    return float(f"{1 if number % 2 == 0 else 3}e{number // 2}")
+
+
 def _beside(rate: float, known: Collection[float]) -> list[float]:
-    """Two rates that are not known, of 1, 3, 10, 30 and so on: the nearest on each side, or the next two beyond an end."""
+    """Two rates that are not known: the nearest on each side, or the next two beyond an end."""
     sides = (1, 1) if rate == max(known) else (-1, -1) if rate == min(known) else (1, -1)
     found: list[float] = []
     for side in sides:
         at = round(2 * math.log10(rate))
-        while (own := float(f"{1 if at % 2 == 0 else 3}e{at // 2}")) in (*known, *found):
+        while _rate(at) in (*known, *found):
             at += side
-        found.append(own)
+        found.append(_rate(at))
     return found

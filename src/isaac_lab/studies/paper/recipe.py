@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.record import Record
-from isaac_lab.studies.paper.halving import searches
+from isaac_lab.studies.paper.halving import searches, stable
 from isaac_lab.study import Arm, Kept, Search, lowest, resolve
 from isaac_lab.trial import Trial, TrialError, Value, parse
 from isaac_lab.workloads.examples import VALIDATED
@@ -122,6 +122,11 @@ class Outcome:
     def label(self) -> str:
         """The scale, with the settings that are not its own."""
         return f"{self.scale} with {', '.join(self.settings)}" if self.settings else self.scale
+
+    @property
+    def smaller(self) -> int:
+        """How many runs have a smaller rate than their group, because they diverge with that."""
+        return sum(own.trial.learning_rate != self.rates[name] for name, records in self.records.items() for own in records)
 
     def all(self) -> list[Record]:
         """The records of all groups."""
@@ -277,7 +282,9 @@ def arms(panel: Panel, scale: Scale, settings: Sequence[str] = (), kept: Kept = 
 
     def arm(group: Group) -> Arm:
         def finals(best: Trial | None) -> Sequence[Trial]:
-            return [] if best is None else [cell.having(learning_rate=best.learning_rate) for cell in group.cells]
+            cells = [cell.having(learning_rate=best.learning_rate) for cell in group.cells] if best is not None else []
+            # One rate for a whole sector diverges in some of its cells; a curve has a rate of its own.
+            return [stable(cell, kept) for cell in cells] if scale.halving and len(group.tuned_on) > 1 else cells
 
         return Arm(f"{panel.name}/{group.name}", finals, search(by_name[group.like or group.name]))
 
