@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 import fabricate
-from isaac_lab.claims import CLAIMS, checks, costs, curve_checks, ledger
-from isaac_lab.claims.checks import FIG1, GRIDS, behind, panels, unstable
+from isaac_lab.claims import CLAIMS, costs, ledger
+from isaac_lab.claims import curves as of_curves
+from isaac_lab.claims.curves import unstable
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict
+from isaac_lab.claims.grids import behind, star_keeps_up
 from isaac_lab.cli import app as whole
 from isaac_lab.commands.claims import claims
 from isaac_lab.record import Record, Store
@@ -26,6 +29,8 @@ from isaac_lab.trial import Trial
 app = typer.Typer()
 app.command()(claims)
 
+FIG1 = [("fig1", name) for name in "abcd"]
+GRIDS = [*FIG1, ("fig3", "a"), ("fig3", "b"), ("fig4", "a")]
 #: Final training losses by sector.
 Sectors = Mapping[str, float]
 BOTH_GOOD = {"zeta": 0.01, "zeta_star": 0.0105, "gradient": 0.1}
@@ -157,7 +162,7 @@ def test_claims_about_grids_follow_the_best_cells(sectors: Sectors, verdicts: di
 
 def test_one_counterexample_decides_but_a_missing_panel_leaves_open() -> None:
     good, bad = grid(BOTH_GOOD), grid(STAR_LOST)
-    test = panels(FIG1, checks.star_keeps_up)
+    test = partial(star_keeps_up, panels="fig1 abcd")
     three = dict.fromkeys(FIG1[:3], good)
     assert test(Made(three)).verdict is Verdict.UNKNOWN
     assert "missing: fig1 d" in test(Made(three)).figures
@@ -167,7 +172,7 @@ def test_one_counterexample_decides_but_a_missing_panel_leaves_open() -> None:
 
 def test_most_means_more_than_half_of_all_panels() -> None:
     good, bad = grid(BOTH_GOOD), grid(STAR_LOST)
-    test = panels(FIG1, checks.star_keeps_up, need="most")
+    test = partial(star_keeps_up, panels="fig1 abcd", need="most")
     assert test(Made(dict.fromkeys(FIG1[:3], good))).verdict is Verdict.HOLDS
     assert test(Made(dict.fromkeys(FIG1[:2], good))).verdict is Verdict.UNKNOWN
     assert test(Made(dict.fromkeys(FIG1[:2], bad))).verdict is Verdict.FAILS
@@ -175,9 +180,9 @@ def test_most_means_more_than_half_of_all_panels() -> None:
 
 def test_every_finding_names_its_scale() -> None:
     same = Made({name: grid(BOTH_GOOD, *name) for name in FIG1})
-    assert panels(FIG1, checks.star_keeps_up)(same).scale == "quick"
+    assert star_keeps_up(same, panels="fig1 abcd").scale == "quick"
     mixed = Made({FIG1[0]: grid(BOTH_GOOD), FIG1[1]: replace(grid(BOTH_GOOD), scale="paper")})
-    assert panels(FIG1[:2], checks.star_keeps_up)(mixed).scale == "quick (fig1 a), paper (fig1 b)"
+    assert star_keeps_up(mixed, panels="fig1 ab").scale == "quick (fig1 a), paper (fig1 b)"
 
 
 def test_the_row_of_the_fisher_grid_is_compared_with_the_column() -> None:
@@ -278,8 +283,7 @@ def test_the_smallest_valid_damping_is_found() -> None:
 
 def test_a_curve_that_is_not_there_leaves_open() -> None:
     some = {name: losses for name, losses in FIGURE2.items() if name != "kfac 0.1"}
-    test = curve_checks.curves(("fig2", "a"), curve_checks.almost_identical, curve_checks.DRAWN)
-    finding = test(Made({("fig2", "a"): curves(some)}))
+    finding = of_curves.almost_identical(Made({("fig2", "a"): curves(some)}))
     assert finding.verdict is Verdict.UNKNOWN
 
 

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from typer.testing import CliRunner, Result
 
 from isaac_lab import cli, executors, method, methods, noise, times
-from isaac_lab.claims import resnet as claims_resnet
+from isaac_lab.claims import CLAIMS
+from isaac_lab.claims import larger as checks
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.data import images
@@ -26,9 +27,10 @@ from isaac_lab.record import Record, Store
 from isaac_lab.report import larger, paper
 from isaac_lab.studies.calls import Means
 from isaac_lab.studies.paper import EXPERIMENTS, fig6
-from isaac_lab.studies.paper.fig6 import BUDGETS, METHODS, SETTINGS, Cell
+from isaac_lab.studies.paper.fig6 import BUDGETS, METHODS, SETTINGS
 from isaac_lab.studies.paper.folder import view
 from isaac_lab.studies.paper.recipe import SCALES
+from isaac_lab.study import Result as Found
 from isaac_lab.study import resolve
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
@@ -54,7 +56,7 @@ def shrunk() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"SMALL_BATCH": 20, "SMALL_TRAIN": 40, "SMALL_TEST": 30, "SMALL_WIDTH": 2}.items():
             patch.setattr(resnet, name, value)
-        smoke = replace(BUDGETS["smoke"], steps=2, conditionings=("none", "last"), rounds=1)
+        smoke = replace(BUDGETS["smoke"], methods=("none", "last"), rounds=1)
         patch.setattr(fig6, "BUDGETS", {**BUDGETS, "smoke": smoke})
         patch.setattr(times, "TURN", 0.001)
         _load.cache_clear()
@@ -288,7 +290,7 @@ def test_the_lowest_training_loss_is_chosen() -> None:
 def test_the_first_seed_compares_larger_rates_by_accuracy(tmp_path: Path) -> None:
     folder = fabricated(tmp_path, {("a", "none"): [0.9, 0.9], ("a", "last"): [0.9, 0.9]})
     shown = view(EXPERIMENTS["fig6"], tmp_path, SCALES["quick"], means=Means(Call(command="isaac-newton"), seeds=2))
-    first = fig6.cells(shown)["a", "none"].chosen
+    first = fig6.cells(shown)["a", "none"].best
     assert first is not None
     assert "larger η of 2 of the curves" in " ".join(fig6.summary(shown)["notes"])
     store, larger = Store(folder), BUDGETS["quick"].compared("a", first)
@@ -296,12 +298,12 @@ def test_the_first_seed_compares_larger_rates_by_accuracy(tmp_path: Path) -> Non
     assert [(trial.steps, trial.get("weight_decay"), trial.seed) for trial in larger] == [(15_000, 5e-4, 1)] * 3
     assert [trial.learning_rate for trial in larger] == pytest.approx([first.learning_rate * by for by in (1, 3, 10)])
     for trial, accuracy in zip(larger, (0.9, 0.95, 0.7), strict=True):
-        assert fig6.cells(shown)["a", "none"].chosen == first, "some of them decide nothing"
+        assert fig6.cells(shown)["a", "none"].best == first, "some of them decide nothing"
         with store.writing():
             store.add(Record(trial, "finished", _columns([_point(trial.steps, 1, accuracy)])))
-    assert fig6.cells(shown)["a", "none"].chosen == larger[1]
+    assert fig6.cells(shown)["a", "none"].best == larger[1]
     # Weight decay is not the same without.
-    assert fig6.cells(shown)["b", "none"].compared == {}
+    assert fig6.cells(shown)["b", "none"].tried[1] == {}
 
 
 def test_a_run_that_diverged_counts_as_chance_from_there_on() -> None:
@@ -309,9 +311,10 @@ def test_a_run_that_diverged_counts_as_chance_from_there_on() -> None:
     points = [{"step": step, "test_accuracy": 0.5} for step in trial.measured()]
     gone = Record(trial, "diverged", _columns(points[:2]))
     whole = Record(trial, "finished", _columns(points))
-    cell = Cell({}, {}, None, (gone, whole))
-    assert cell.accuracies() == [[0.1, 0.1], [0.5, 0.5]]
-    assert cell.diverged == 1
+    assert fig6.accuracies([gone, whole]) == [[0.1, 0.1], [0.5, 0.5]]
+    cell = fig6.shown_cell(Found(trial, (), (gone, whole), ()))
+    assert cell is not None
+    assert (cell["values"], cell["diverged"]) == ([0.1, 0.5], 1)
 
 
 # The experiment
@@ -356,7 +359,7 @@ def test_the_summary_says_what_the_records_say(reproduced: tuple[Path, Result]) 
     assert [row["label"] for row in summary["rows"]] == ["∇", "ζ*, last layer"]
     assert len(summary["columns"]) == len(summary["rows"][0]["cells"]) == 3
     cells = fig6.cells(view(EXPERIMENTS["fig6"], reproduced[0], SCALES["smoke"]))
-    tried = {trial for cell in cells.values() for trial in (*cell.tried, *cell.compared)}
+    tried = {trial for cell in cells.values() for round_ in cell.tried for trial in round_}
     assert len(tried) == 8 + 18
     for place, panel in enumerate(summary["panels"]):
         for curve, row in zip(panel["curves"], summary["rows"], strict=True):
@@ -366,11 +369,11 @@ def test_the_summary_says_what_the_records_say(reproduced: tuple[Path, Result]) 
             assert curve["std"][-1] == pytest.approx(abs(cell["values"][0] - cell["values"][1]) / math.sqrt(2))
             assert curve["n"] == cell["n"] == 2
     records = Store(folder).records()
-    own = cells["c", "last"]
-    first = min(own.tried, key=lambda trial: own.tried[trial])
-    assert [trial.learning_rate for trial in own.compared] == [pytest.approx(by * first.learning_rate) for by in (1, 3, 10)]
-    assert {trial.damping for trial in own.compared} == {first.damping}
-    chosen = min(own.compared, key=lambda trial: own.compared[trial])
+    tried, compared = cells["c", "last"].tried
+    first = min(tried, key=lambda trial: tried[trial])
+    assert [trial.learning_rate for trial in compared] == [pytest.approx(by * first.learning_rate) for by in (1, 3, 10)]
+    assert {trial.damping for trial in compared} == {first.damping}
+    chosen = min(compared, key=lambda trial: compared[trial])
     assert summary["rows"][1]["cells"][2]["settings"] == f"η {chosen.learning_rate:g}, λ {chosen.damping:g}"
     finals = [
         record.final("test_accuracy")
@@ -495,23 +498,24 @@ AS_PRINTED: Accuracies = {
 }
 
 
+RESNET = [claim for claim in CLAIMS if claim.about == "fig6"]
+
+
 def verdicts(out: Path) -> dict[str, Verdict]:
     evidence = Evidence(out, out / "none")
-    return {claim.number: claim.check(evidence).verdict for claim in claims_resnet.RESNET}
+    return {claim.number: claim.check(evidence).verdict for claim in RESNET}
 
 
 def test_the_paper_s_sentences_have_numbers_and_are_about_figure_6() -> None:
-    made = claims_resnet.RESNET
-    assert [claim.number for claim in made] == ["E4.5", "E4.5e", "E4.6", "E4.7", "E4.8"]
-    assert {claim.about for claim in made} == {"fig6"}
-    assert all("p < 0.05" in claim.test for claim in made[2:])
+    assert [claim.number for claim in RESNET] == ["E4.5", "E4.5e", "E4.6", "E4.7", "E4.8"]
+    assert all("p < 0.05" in claim.test for claim in RESNET[2:])
 
 
 def test_what_was_printed_holds_where_the_records_say_it(tmp_path: Path) -> None:
     fabricated(tmp_path, AS_PRINTED)
     assert set(verdicts(tmp_path).values()) == {Verdict.HOLDS}
     evidence = Evidence(tmp_path, tmp_path)
-    finding = claims_resnet.outperforms(evidence)
+    finding = checks.accuracies_better(evidence)
     assert "plain SGD: ζ* 88.10% ± 0.10% (n 3), ∇ 85.10% ± 0.10% (n 3), difference +3.00 points" in finding.figures
     assert finding.scale == "quick"
 

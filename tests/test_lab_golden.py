@@ -11,7 +11,7 @@ import pytest
 from isaac_lab.record import Record, Store, rounded
 from isaac_lab.report import paper
 from isaac_lab.report import race as report
-from isaac_lab.studies.paper import EXPERIMENTS, fig6, finetuning, tab1
+from isaac_lab.studies.paper import EXPERIMENTS, fig6, tab1
 from isaac_lab.studies.paper.folder import view
 from isaac_lab.studies.paper.recipe import SCALES, final_loss
 from isaac_lab.studies.race import standings
@@ -65,18 +65,19 @@ def _numbers(point: Any) -> list[Any]:
 def figure_6() -> dict[str, Any]:
     found = {}
     for (setting, method), own in fig6.cells(view(EXPERIMENTS["fig6"], REPRODUCED, SCALES["quick"])).items():
-        chosen = own.chosen
+        chosen, rows = own.best, fig6.accuracies(own.runs)
+        tried, compared = [*own.tried, {}][:2]
         found[f"fig6/quick/{setting}/{method}"] = {
             **{
                 name: [[t.learning_rate, t.get("damping", 0.0), number(value)] for t, value in tried.items()]
-                for name, tried in (("tried", own.tried), ("compared", own.compared))
+                for name, tried in (("tried", tried), ("compared", compared))
             },
             "learning_rate": chosen and chosen.learning_rate,
             "damping": chosen and chosen.get("damping", 0.0),
-            "n": len(own.records),
-            "diverged": own.diverged,
-            "ends": [row[-1] for row in own.accuracies()],
-            "curves": digest(own.accuracies()),
+            "n": len(own.runs),
+            "diverged": sum(not record.finished for record in own.runs),
+            "ends": [row[-1] for row in rows],
+            "curves": digest(rows),
         }
     return found
 
@@ -85,9 +86,9 @@ def table_1() -> dict[str, Any]:
     found = {}
     own = view(EXPERIMENTS["tab1"], REPRODUCED, SCALES["quick"])
     run, _ = tab1._found(own)
-    for (title, method), arm in finetuning.arms(run).items():
+    for (title, method), arm in tab1.arms(run).items():
         result = resolve(arm, own.store)
-        metrics = next(task.metrics for task in finetuning.TASKS if task.title == title)
+        metrics = next(task.metrics for task in tab1.TASKS if task.title == title)
         found[f"tab1/quick/{title}/{method}"] = {
             "tried": [[t.learning_rate, t.get("damping", 0.0), number(-value)] for t, value in result.tried[0].items()],
             "learning_rate": result.best and result.best.learning_rate,

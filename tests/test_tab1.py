@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from isaac_lab import executors, methods, scores
-from isaac_lab.claims import bert as claims_bert
+from isaac_lab.claims import CLAIMS
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.cli import app
 from isaac_lab.data import text
@@ -26,10 +26,11 @@ from isaac_lab.progress import Display
 from isaac_lab.record import Store, StoreError
 from isaac_lab.report import paper
 from isaac_lab.studies.calls import Means
-from isaac_lab.studies.paper import EXPERIMENTS, finetuning, runner, tab1
-from isaac_lab.studies.paper.finetuning import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Plan, Run, grid
+from isaac_lab.studies.paper import EXPERIMENTS, runner, tab1
 from isaac_lab.studies.paper.folder import view
+from isaac_lab.studies.paper.larger import Budget
 from isaac_lab.studies.paper.recipe import SCALES
+from isaac_lab.studies.paper.tab1 import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Run, grid
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import _load as loaded
@@ -341,14 +342,14 @@ def test_a_scale_that_needs_an_encoder_asks_for_one(tmp_path: Path, monkeypatch:
 # The experiment
 
 
-SHORT = Plan(1, 2, {"adam": (1e-3,), "momentum": (1e-2,)}, {"adam": (1e-3,), "momentum": (1e-2,)}, (0.1,), rounds=2)
+SHORT = Budget(1, 2, {"adam": (1e-3,), "momentum": (1e-2,)}, {"adam": (1e-3,), "momentum": (1e-2,)}, (0.1,), rounds=2)
 
 
 @pytest.fixture(scope="module")
 def short() -> Iterator[pytest.MonkeyPatch]:
     """Smoke scale, with five steps a run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetuning, "PLANS", {"smoke": SHORT, "quick": SHORT})
+        patch.setattr(tab1, "PLANS", {"smoke": SHORT, "quick": SHORT})
         patch.setattr(text, "load", _few)
         patch.delenv(glue.ENCODER, raising=False)
         loaded.cache_clear()
@@ -379,7 +380,7 @@ def test_every_method_may_try_equally_many_settings() -> None:
         run = Run("a", "", plan.seeds, {task.name: 10 for task in TASKS}, scale)
         for task in TASKS:
             tried = {method: grid(run, task, method) for method in task.methods}
-            assert {len(set(trials)) for trials in tried.values()} == {len(plan.rates[task.optimizer])}
+            assert {len(set(trials)) for trials in tried.values()} == {len(plan.plain_rates[task.optimizer])}
             assert {trial.seed for trials in tried.values() for trial in trials} == {TUNING_SEED}
             assert {(trial.method.partition("+")[0], trial.schedule) for trials in tried.values() for trial in trials} == {
                 (task.optimizer, "linear")
@@ -544,6 +545,7 @@ def _summary(ours: float, plain: float, *, std: float = 0.01, n: int = 5, diverg
     return {"kind": "tab1", "model": "some-encoder", "columns": COLUMNS, "rows": rows, "tried": tried, "times": {}, "notes": []}
 
 
+BERT = ("E4.1", "E4.1r", "E4.2", "E4.2r", "E4.3", "E4.3r", "E4.4", "E4.4b")
 #: By folder and scale, what records would say.
 MADE: dict[Path, dict[str, Any]] = {}
 
@@ -553,7 +555,7 @@ def _ledger(summary: dict[str, Any] | None, tmp_path: Path, scale: str = "quick"
     known |= {} if summary is None else {scale: json.loads(json.dumps(summary))}
     evidence = Evidence(tmp_path, tmp_path / "bench")
     evidence.summary = lambda experiment, scale: known.get(scale, {})  # type: ignore[assignment,misc]
-    return {claim.number: claim.check(evidence) for claim in claims_bert.BERT}
+    return {claim.number: claim.check(evidence) for claim in CLAIMS if claim.number in BERT}
 
 
 def test_claims_hold_where_the_seeds_show_a_difference(tmp_path: Path) -> None:

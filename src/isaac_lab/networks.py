@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -214,7 +215,8 @@ def alike(trial: Trial) -> Trial | None:
         return None
     settings = (("curvature", trial.get("curvature", "sampled")),) if math.isfinite(trial.output_damping) else ()
     base = trial.method.partition("+")[0]
-    return Trial(trial.workload, base, settings, trial.variant, steps=trial.steps, points=trial.points, small=trial.small)
+    own = Trial(trial.workload, base, settings, trial.variant, steps=trial.steps, points=trial.points, small=trial.small)
+    return replace(own, split=trial.split)
 
 
 @contextlib.contextmanager

@@ -36,15 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper.
-
-    Args:
-        number: Section or figure, and a number of ours.
-        text: Verbatim, in plain text; "…" where a part that is another claim is left out.
-        about: The experiment that it is about.
-        test: What is checked, with the threshold and the reason for it.
-        check: The check.
-    """
+    """A sentence of the paper, as `claims.toml` has it: its number, the experiment, what is checked and why, and the check."""
 
     number: str
     text: str
@@ -53,13 +45,18 @@ class Claim:
     check: "Check"
 
 
-class Evidence:
-    """All records.
+def unknown(what: str) -> Finding:
+    """There is nothing to decide it by."""
+    return Finding(Verdict.UNKNOWN, what)
 
-    Args:
-        records: Directory that `isaac-newton reproduce` wrote to: ID/scale/records.
-        bench: Directory with the records of `isaac-newton bench`.
-    """
+
+def decide(holds: bool, figures: str, scale: str) -> Finding:
+    """One way or the other."""
+    return Finding(Verdict.HOLDS if holds else Verdict.FAILS, figures, scale)
+
+
+class Evidence:
+    """All records, in the directories that `isaac-newton reproduce` and `isaac-newton bench` wrote to."""
 
     def __init__(self, records: Path, bench: Path) -> None:
         self.records = records

@@ -99,18 +99,21 @@ def scores(summary: Record, id: str = "tab1") -> Figure:
 def accuracies(view: View) -> Table:
     """The final test accuracy of each method in each setting, and the time of a step over that of ∇."""
     known, records = fig6.cells(view), fig6.times_of(view)
-    ratios = {mode: {m["name"]: f"{m['ratio']['median']:.3f}" for m in record["methods"]} for mode, record in records.items()}
+    ratios = {
+        mode: {name: f"{own['ratio']['median']:.3f}" for name, own in record["methods"].items()}
+        for mode, record in records.items()
+    }
     rows = []
     for (setting, name), cell in known.items():
         found = fig6.shown_cell(cell)
-        if found is None or cell.chosen is None:
+        if found is None or cell.best is None:
             continue
         spread = f" ± {found['std']:.2%}" if found["std"] is not None else ""
-        lost = f", {cell.diverged} diverged" if cell.diverged else ""
-        damping = f"{cell.chosen.damping:g}" if cell.chosen.get("damping") else "–"
+        lost = f", {found['diverged']} diverged" if found["diverged"] else ""
+        damping = f"{cell.best.damping:g}" if cell.best.get("damping") else "–"
         accuracy = f"{found['mean']:.2%}{spread} ({found['n']}{lost})"
         step = [own.get(name, "–") for own in ratios.values()]
-        rows.append([f"({setting}) {fig6.METHODS[name].label}", f"{cell.chosen.learning_rate:g}", damping, accuracy, *step])
+        rows.append([f"({setting}) {fig6.METHODS[name].label}", f"{cell.best.learning_rate:g}", damping, accuracy, *step])
     return table(["Method", "η", "λ", "Test accuracy (n)", *(f"Step × ∇,\n{mode}" for mode in ratios)], rows)
 
 
@@ -139,7 +142,7 @@ def _shown(cell: Record | None) -> str:
 
 def _ratio(found: Record, mode: str, method: str | None) -> str:
     entry = found["times"][mode]["methods"].get(method)
-    return f"{entry['median']:.2f} ×" if entry else "–"
+    return f"{entry['ratio']['median']:.2f} ×" if entry else "–"
 
 
 TITLES = {"tab1": "Table 1", "fig6": "Figure 6"}

@@ -34,6 +34,8 @@ def setting(view: View) -> str:
     parts += [f"{_listed(epochs)} epoch{'' if epochs == [1] else 's'}", f"batch {_listed(batches)}"] if trials else []
     parts += [f"{_listed(examples)} training examples"] if examples else []
     parts += [f"{seeds} seed{'' if seeds == 1 else 's'}"] if trials else []
+    smaller = sum(outcome.smaller for outcome in view.outcomes)
+    parts += [f"{smaller} with a smaller rate, where the chosen one diverges"] if smaller else []
     settings = sorted({text for about in view.about.values() for text in about.get("settings", ())})
     parts += [f"with {', '.join(settings)}"] if settings else []
     return " · ".join(parts)

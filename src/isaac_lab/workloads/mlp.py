@@ -258,4 +258,4 @@ def _autoencoder(name: str, small: bool, device: str, folder: Path | None, *, da
 
 
 for _name, _data in {"mnist-autoencoder": "mnist", "fashion-autoencoder": "fashion-mnist"}.items():
-    registered(_name, "batch", "data", "examples")(partial(_autoencoder, _data))
+    registered(_name, "batch", "data", "examples", "split")(partial(_autoencoder, _data))

@@ -3,7 +3,6 @@
 import math
 
 from isaac_lab.studies.paper.recipe import Experiment, Panel, Scale, classifier, conditioned, tuned
-from isaac_lab.trial import Trial
 
 ID = "fig5"
 #: "Small but moderate", says the paper of it; which one it used here it does not say.
@@ -25,14 +24,10 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
     """One panel, several seeds."""
     base, seeds = classifier(scale, 400), scale.all_seeds or scale.seeds
     plain = tuned("none", base, seeds)
-    selections = tuple(tuned(name, _selection(base, layers), seeds) for name, layers in SELECTIONS.items())
+    ours = conditioned(base, DAMPING, math.inf)
+    selections = (tuned(name, ours.having(layers=layers or None), seeds) for name, layers in SELECTIONS.items())
     groups = (plain, *selections)
     return (Panel("a", f"ζ* in selected layers, λ = {DAMPING:g}", groups, ID, clocked=groups),)
-
-
-def _selection(base: Trial, layers: tuple[int, ...]) -> Trial:
-    chosen = conditioned(base, DAMPING, math.inf)
-    return chosen.having(layers=layers) if layers else chosen
 
 
 EXPERIMENT = Experiment(

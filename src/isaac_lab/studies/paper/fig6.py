@@ -6,42 +6,144 @@ rate and with larger ones; the best by what the figure shows, the test accuracy,
 follows from the records alone, however many of them there are.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from isaac_lab import times
+from isaac_lab.data.catalogue import SETS
 from isaac_lab.record import Record
 from isaac_lab.records import StoreError
-from isaac_lab.stats import against, sample
-from isaac_lab.studies.calls import calling, trainer
+from isaac_lab.stats import against
+from isaac_lab.studies.paper import larger
 from isaac_lab.studies.paper.folder import View
-from isaac_lab.studies.paper.images import BUDGETS, CHANCE, LARGER, Budget, Cell, arms
-from isaac_lab.studies.paper.images import METHODS as METHODS
-from isaac_lab.studies.paper.images import SETTINGS as SETTINGS
+from isaac_lab.studies.paper.larger import MODES as MODES
+from isaac_lab.studies.paper.larger import Method
 from isaac_lab.studies.paper.recipe import Experiment
-from isaac_lab.study import Arm, Result, resolve, settle
+from isaac_lab.studies.paper.runner import perform
+from isaac_lab.study import Arm, Result, Search, lowest, resolve
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
 from isaac_lab.workloads import resnet
 
-MODES = ("eager", "captured")
+#: Of a network that says nothing: what a run that diverged counts as.
+CHANCE = 0.1
+#: Learning rates that are run whole at the first seed, over that of the best short trial.
+LARGER = (1, 3, 10)
 #: Of the steps that are timed. Small, so that thousands of them on a few batches leave the activations about as they were.
 TIMED_RATE, TIMED_DAMPING = 0.001, 1.0
 
+#: By conditioning; the paper has the first two.
+METHODS: Mapping[str, Method] = {
+    "none": Method("∇", plain=True),
+    "last": Method("ζ*, last layer", (("layers", "last"),)),
+    "reduce": Method("ζ*, all layers, reduce", (("sharing", "reduce"),)),
+    "max_rows": Method("ζ*, all layers, 256 rows", (("max_rows", 256),)),
+}
 
-def cells(view: View) -> dict[tuple[str, str], Cell]:
+
+@dataclass(frozen=True)
+class Setting:
+    """A panel: its optimizer, the weight decay of all parameters, and the panel whose short trials are this one's too."""
+
+    title: str
+    optimizer: str
+    weight_decay: float
+    tuned_as: str
+
+
+#: The paper's, in its order. Weight decay does nothing yet in a short trial.
+SETTINGS: Mapping[str, Setting] = {
+    "a": Setting("momentum and weight decay", "momentum", 5e-4, "b"),
+    "b": Setting("momentum only", "momentum", 0.0, "b"),
+    "c": Setting("plain SGD", "sgd", 0.0, "c"),
+}
+
+
+@dataclass(frozen=True)
+class Budget(larger.Budget):
+    """How much is trained at a scale; the cosine schedule goes over all epochs."""
+
+    _: KW_ONLY
+    trial_epochs: int
+    methods: Sequence[str]
+    small: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return resnet.SMALL_TRAIN // resnet.SMALL_BATCH if self.small else SETS["cifar-10"].examples[0] // resnet.ResNet.batch
+
+    def candidates(self, setting: str, conditioning: str) -> tuple[Trial, ...]:
+        """The short trials of a method in the setting whose short trials decide, the largest learning rates first."""
+        # What a trial is like on the way decides nothing.
+        base = replace(self._trial(SETTINGS[setting].tuned_as, self.trial_epochs), points=1)
+        return self.tried(base, METHODS[conditioning])
+
+    def compared(self, setting: str, first: Trial) -> tuple[Trial, ...]:
+        """The first run with the rate and the damping of the best short trial, and with larger rates."""
+        rates = [float(f"{factor * first.learning_rate:.3g}") for factor in LARGER]
+        return tuple(self.runs(setting, first.having(learning_rate=rate), 1)[0] for rate in rates)
+
+    def runs(self, setting: str, chosen: Trial, seeds: int) -> tuple[Trial, ...]:
+        """What the figure shows of a method: the rate and the damping of the trial that was chosen, from other seeds."""
+        own = replace(self._trial(setting, self.epochs).having(**dict(chosen.settings)), method=chosen.method)
+        return tuple(replace(own, seed=number) for number in range(1, seeds + 1))
+
+    def _trial(self, setting: str, epochs: int) -> Trial:
+        own, steps = SETTINGS[setting], epochs * self.steps
+        base = Trial(resnet.NAME, own.optimizer, schedule="cosine", steps=steps, points=epochs, small=self.small)
+        return base.having(weight_decay=own.weight_decay or None)
+
+
+BUDGETS: Mapping[str, Budget] = {scale: Budget(**own, small=scale == "smoke") for scale, own in larger.KNOWN["fig6"].items()}
+
+
+def arms(budget: Budget, seeds: int) -> dict[tuple[str, str], Arm]:
+    """By setting and conditioning: short trials, then the first seed with several rates, then all seeds."""
+
+    def arm(setting: str, name: str) -> Arm:
+        return Arm(
+            f"{setting}/{name}",
+            lambda best: () if best is None else budget.runs(setting, best, seeds),
+            (
+                Search(lambda _: budget.candidates(setting, name), lowest("train_loss")),
+                Search(lambda best: () if best is None else budget.compared(setting, best), _error),
+            ),
+        )
+
+    return {(setting, name): arm(setting, name) for setting in SETTINGS for name in METHODS}
+
+
+def _error(record: Record) -> float:
+    """The share of the test images that a run gets wrong at its end."""
+    accuracy = record.final("test_accuracy")
+    return math.inf if math.isinf(accuracy) else 1 - accuracy
+
+
+def cells(view: View) -> dict[tuple[str, str], Result]:
     """By setting and conditioning, what the records say.
 
     Until larger rates have been run, what the short trials chose is what there is.
     """
     store = view.store
-    return {name: _cell(resolve(arm, store)) for name, arm in arms(BUDGETS[view.scale.name], _seeds(view)).items()}
+    return {name: resolve(arm, store) for name, arm in arms(BUDGETS[view.scale.name], _seeds(view)).items()}
 
 
-def _cell(found: Result) -> Cell:
-    return Cell(found.tried[0], found.tried[1] if len(found.tried) > 1 else {}, found.best, found.runs)
+def accuracies(runs: Sequence[Record]) -> list[list[float]]:
+    """Test accuracy after each epoch, a row for each run; that of chance from where one diverged."""
+    rows = []
+    for record in runs:
+        # The last point of a run that diverged is what ended it.
+        points = record.points if record.finished else record.points[:-1]
+        known = {point["step"]: point["test_accuracy"] for point in points}
+        rows.append([known.get(step, CHANCE) for step in record.trial.measured()[1:]])
+    return rows
+
+
+def _diverged(own: Result) -> int:
+    return sum(not record.finished for record in own.runs)
 
 
 def _seeds(view: View) -> int:
@@ -51,66 +153,42 @@ def _seeds(view: View) -> int:
 
 def measure(view: View) -> None:
     """Time the steps, run the short trials, then in each setting the first seed with several rates, and the other seeds."""
-    budget, seeds, store = BUDGETS[view.scale.name], _seeds(view), view.store
-    call = view.means.call
-    executor = "processes" if call.workers > 1 and not budget.small else "local"
-    means = replace(view.means, call=replace(call, executor=executor))
+    budget, seeds = BUDGETS[view.scale.name], _seeds(view)
+    means = larger.by_processes(view.means, small=budget.small)
     # Data that are missing or corrupt are said before anything is written.
     load(budget.candidates("c", "none")[0], device=means.call.device, folder=means.call.folder)
     means.say(_plan(budget, seeds))
-    every = arms(budget, seeds)
-    with store.writing(means.call.command) as mended:
-        for said in mended:
-            means.say(said)
-        about = {"id": "fig6", "scale": view.scale.name, "seeds": seeds}
-        with calling(store, means, about) as trained:
-            for mode in MODES if means.call.device == "cuda" else MODES[:1]:
-                _time_steps(view, mode)
-            short = [
-                Arm(arm.name, lambda best: (), arm.search[:1]) for (_, n), arm in every.items() if n in budget.conditionings
-            ]
-            settle(short, store, trainer(store, means, trained, f"fig6: trials of {_epochs(budget.trial_epochs)}"))
-            # What leaves most where it is cut off: one setting after the other, all methods of it, but the slowest at the end.
-            for late in (False, True):
-                names = [name for name in budget.conditionings if (name == "max_rows") is late]
-                for setting in SETTINGS:
-                    what = f"fig6: ({setting}) runs of {_epochs(budget.epochs)}"
-                    settle([every[setting, name] for name in names], store, trainer(store, means, trained, what))
+    base = Trial(resnet.NAME, "momentum", schedule="cosine", small=budget.small)
+    base = base.having(learning_rate=TIMED_RATE, weight_decay=SETTINGS["a"].weight_decay)
+    steps = {name: method.on(base, TIMED_DAMPING) for name, method in METHODS.items()}
+    every, names = arms(budget, seeds), budget.methods
+    short = [Arm(arm.name, lambda best: (), arm.search[:1]) for (_, name), arm in every.items() if name in names]
+    stages = [(f"fig6: trials of {_epochs(budget.trial_epochs)}", short)]
+    # What leaves most where it is cut off: one setting after the other, all methods of it, but the slowest at the end.
+    for late in (False, True):
+        for setting in SETTINGS:
+            own = [every[setting, name] for name in names if (name == "max_rows") is late]
+            stages.append((f"fig6: ({setting}) runs of {_epochs(budget.epochs)}", own))
+    about = {"id": "fig6", "scale": view.scale.name, "seeds": seeds}
+    clocks = larger.clocks(means, "fig6", lambda _: steps, budget.rounds, command=means.call.command)
+    perform(view.store, means, about, stages, clocks)
 
 
 def _plan(budget: Budget, seeds: int) -> str:
-    kinds = len({setting.tuned_as for setting in SETTINGS.values()}) * len(budget.conditionings)
-    of_each = len(SETTINGS) * len(budget.conditionings)
+    kinds = len({setting.tuned_as for setting in SETTINGS.values()}) * len(budget.methods)
+    trials, steps = kinds * len(budget.candidates("c", "none")), budget.steps * budget.trial_epochs
     # One of the rates that are compared is chosen: its first run is one of the others too.
-    numbers = (kinds * len(budget.candidates("c", "none")), of_each * (len(LARGER) + seeds - 1))
-    lengths = [budget.steps * epochs for epochs in (budget.trial_epochs, budget.epochs)]
-    short, whole = (f"{number} of {length:,} steps" for number, length in zip(numbers, lengths, strict=True))
-    total = sum(number * length for number, length in zip(numbers, lengths, strict=True))
-    return f"fig6: trials, {short}; runs, {whole}; {total:,} steps in all; what is there already is used"
-
-
-def _time_steps(view: View, mode: str) -> None:
-    store, budget, call = view.store, BUDGETS[view.scale.name], view.means.call
-    if mode in store.times():
-        return
-    view.means.say(f"fig6: the time of a step, {mode}")
-    base = Trial(resnet.NAME, "momentum", schedule="cosine", small=budget.small)
-    base = base.having(learning_rate=TIMED_RATE, weight_decay=SETTINGS["a"].weight_decay)
-    trials = {name: method.on(base, TIMED_DAMPING) for name, method in METHODS.items()}
-    options = {"device": call.device, "captured": mode == "captured", "rounds": budget.rounds, "folder": call.folder}
-    store.add_times(mode, {**times.measure(trials, **options), "command": call.command})  # type: ignore[arg-type]
+    runs, whole = len(SETTINGS) * len(budget.methods) * (len(LARGER) + seeds - 1), budget.steps * budget.epochs
+    text = f"trials, {trials} of {steps:,} steps; runs, {runs} of {whole:,} steps; {trials * steps + runs * whole:,} steps"
+    return f"fig6: {text} in all; what is there already is used"
 
 
 def _epochs(number: int) -> str:
     return "1 epoch" if number == 1 else f"{number} epochs"
 
 
-def _title(data: str) -> str:
-    return f"Figure 6: ResNet-18 on {data.partition(' (')[0]}"
-
-
-def _newest(view: View, known: Mapping[tuple[str, str], Cell]) -> Record:
-    records = [record for cell in known.values() for record in cell.records]
+def _newest(view: View, known: Mapping[tuple[str, str], Result]) -> Record:
+    records = [record for cell in known.values() for record in cell.runs]
     if not records:
         command = f"isaac-newton reproduce fig6 --scale {view.scale.name}"
         raise StoreError(f"there is no run of fig6 in {view.directory}; {command} trains it")
@@ -119,114 +197,82 @@ def _newest(view: View, known: Mapping[tuple[str, str], Cell]) -> Record:
 
 def summary(view: View) -> dict[str, Any]:
     """What the records say together: curves, the table of final accuracies, the choices, and the times of steps."""
-    known, budget = cells(view), BUDGETS[view.scale.name]
+    known, small = cells(view), BUDGETS[view.scale.name].small
     newest = _newest(view, known)
-    methods = [name for name in METHODS if any(known[setting, name].records for setting in SETTINGS)]
+    methods = [name for name in METHODS if any(known[setting, name].runs for setting in SETTINGS)]
     about = view.store.about
     calls = about.get("calls") or [{"command": about.get("command", view.means.call.command)}]
     columns = [setting.title for setting in SETTINGS.values()]
-    rows = [
-        {
-            "name": name,
-            "label": METHODS[name].label,
-            "ours": name != "none",
-            "cells": [shown_cell(known[setting, name]) for setting in SETTINGS],
-        }
-        for name in methods
+    rows = [METHODS[name].row(name, [shown_cell(known[setting, name]) for setting in SETTINGS]) for name in methods]
+    panels = [
+        {"name": setting, "title": own.title, "curves": curves}
+        for setting, own in SETTINGS.items()
+        if (curves := [_curve(name, known[setting, name].runs) for name in methods if known[setting, name].runs])
     ]
     return {
-        "title": f"{_title(newest.about['data'])}: test accuracy",
+        "title": f"Figure 6: ResNet-18 on {newest.about['data'].partition(' (')[0]}: test accuracy",
         "scale": view.scale.name,
         "command": calls[-1]["command"],
         "time": newest.time,
         **{key: newest.about[key] for key in ("commit", "versions", "machine")},
-        "model": "ResNet-18" + (f" of width {resnet.SMALL_WIDTH}" if budget.small else ""),
+        "model": "ResNet-18" + (f" of width {resnet.SMALL_WIDTH}" if small else ""),
         "data": newest.about["data"],
         "quantity_title": "Test accuracy",
-        "panels": [
-            {
-                "name": setting,
-                "title": SETTINGS[setting].title,
-                "curves": [_summary_curve(name, known[setting, name]) for name in methods if known[setting, name].records],
-            }
-            for setting in SETTINGS
-            if any(known[setting, name].records for name in methods)
-        ],
+        "panels": panels,
         "columns": columns,
         "rows": rows,
-        "times": {
-            mode: {"methods": {own["name"]: own for own in record["methods"]}, "machine": record["machine"]}
-            for mode, record in times_of(view).items()
-        },
+        "times": times_of(view),
         "notes": [*_notes(view, known, methods), *(against(rows, columns) if methods[:1] == ["none"] else [])],
     }
 
 
-def _summary_curve(name: str, cell: Cell) -> dict[str, Any]:
-    rows = cell.accuracies()
-    columns = list(zip(*rows, strict=True))
+def _curve(name: str, runs: Sequence[Record]) -> dict[str, Any]:
+    columns = list(zip(*accuracies(runs), strict=True))
     return {
         "name": name,
         "label": METHODS[name].label,
         "epochs": list(range(1, 1 + len(columns))),
         "mean": [fmean(column) for column in columns],
-        "std": [stdev(column) for column in columns] if len(rows) > 1 else None,
-        "n": len(rows),
+        "std": [stdev(column) for column in columns] if len(runs) > 1 else None,
+        "n": len(runs),
     }
 
 
-def shown_cell(cell: Cell) -> dict[str, Any] | None:
+def shown_cell(own: Result) -> dict[str, Any] | None:
     """The final accuracies of a method in a setting; None where there are none."""
-    if cell.chosen is None or not cell.records:
+    if own.best is None or not own.runs:
         return None
-    found = sample([row[-1] for row in cell.accuracies()])
-    settings = f"η {cell.chosen.learning_rate:g}" + (f", λ {damping:g}" if (damping := cell.chosen.get("damping")) else "")
-    settings += f", {cell.diverged} diverged" if cell.diverged else ""
-    return found | {"diverged": cell.diverged, "settings": settings}
+    return larger.cell([row[-1] for row in accuracies(own.runs)], own.best, _diverged(own))
 
 
 def times_of(view: View) -> dict[str, dict[str, Any]]:
-    """By mode, the record of the times of steps."""
-    known = view.store.times()
-    return {mode: known[mode] for mode in MODES if mode in known}
+    """By mode, what is known of the times of steps, by method."""
+    return larger.timed(view.store.times())
 
 
-def _notes(view: View, known: Mapping[tuple[str, str], Cell], methods: Sequence[str]) -> list[str]:
-    budget = BUDGETS[view.scale.name]
-    number = len(budget.candidates("c", "none"))
-    notes = [
-        f"Each method had {number} trials of {_epochs(budget.trial_epochs)} at one seed in {SETTINGS['b'].title} and in "
-        f"{SETTINGS['c'].title}. The lowest training loss chose λ and a first η, in {SETTINGS['a'].title} those of "
-        f"{SETTINGS['b'].title}. Then its first seed ran whole in each setting with {', '.join(map(str, LARGER))} times "
-        "that η. The highest test accuracy at the end chose what the other seeds have.",
-        "The test images that chose η are those that are reported, and the first seed is among the n. So no difference here is "
-        "a result yet.",
-    ]
+def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequence[str]) -> list[str]:
+    budget, say = BUDGETS[view.scale.name], larger.KNOWN["notes"]["fig6"]
+    number, epochs = len(budget.candidates("c", "none")), _epochs(budget.trial_epochs)
+    notes = [say["chosen"].format(trials=number, epochs=epochs, larger=", ".join(map(str, LARGER))), say["seen"]]
+    compared = {name: [trial.learning_rate for round_ in own.tried[1:] for trial in round_] for name, own in known.items()}
     edges = [
-        f"({setting}) {METHODS[name].label} {cell.chosen.learning_rate:g}"
-        for (setting, name), cell in known.items()
-        if cell.chosen is not None and len(cell.compared) == len(LARGER)
-        if (rates := [trial.learning_rate for trial in cell.compared]) and cell.chosen.learning_rate in (min(rates), max(rates))
+        f"({setting}) {METHODS[name].label} {own.best.learning_rate:g}"
+        for (setting, name), own in known.items()
+        if own.best is not None and len(rates := compared[setting, name]) == len(LARGER)
+        if own.best.learning_rate in (min(rates), max(rates))
     ]
-    notes += [f"At the edge of the list of its η: {', '.join(edges)}."] if edges else []
-    early = [setting for (setting, _), cell in known.items() if cell.records and len(cell.compared) < len(LARGER)]
-    if early:
-        where = " and in ".join(SETTINGS[setting].title for setting in dict.fromkeys(early))
-        notes.append(f"The larger η of {len(early)} of the curves, in {where}, are still to be run: theirs is the first one.")
-    if lost := sum(cell.diverged for cell in known.values()):
-        notes.append(f"{lost} of the runs diverged; from there on they count as chance, {CHANCE:.0%}.")
+    early = [setting for (setting, name), own in known.items() if own.runs and len(compared[setting, name]) < len(LARGER)]
+    where = " and in ".join(SETTINGS[setting].title for setting in dict.fromkeys(early))
+    lost = sum(map(_diverged, known.values()))
+    notes += [say["edges"].format(edges=", ".join(edges))] if edges else []
+    notes += [say["early"].format(count=len(early), where=where)] if early else []
+    notes += [say["lost"].format(lost=lost, chance=CHANCE)] if lost else []
     for mode, record in times_of(view).items():
-        ratios = [(m["name"], m["ratio"]) for m in record["methods"] if m["name"] != "none"]
-        text = ", ".join(f"{METHODS[n].label} {r['median']:.3f} ({r['low']:.3f}–{r['high']:.3f})" for n, r in ratios)
+        text = larger.ratios(record, METHODS, "{label} {median:.3f} ({low:.3f}–{high:.3f})")
         text += "".join(f"; {METHODS[name].label}: {reason}" for name, reason in record["left_out"].items())
         where = record["machine"].get("gpu") or record["machine"]["cpu"] or "CPU"
-        notes.append(f"Time of a step over that of ∇, {mode}, {where}, median (quartiles): {text}.")
-    if "max_rows" not in methods:
-        notes.append(
-            f"{METHODS['max_rows'].label}: not trained at this scale. Its rows are drawn on the host, so that no CUDA graph "
-            "can hold its step."
-        )
-    return notes
+        notes.append(say["times"].format(mode=mode, where=where, text=text))
+    return notes if "max_rows" in methods else [*notes, say["rows"]]
 
 
 EXPERIMENT = Experiment(

@@ -6,7 +6,7 @@ OUT/<ID>/<scale>/about.json      settings, and the calls that trained: command, 
 OUT/<ID>/<scale>/figure.png, figure.svg, numbers.csv
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,32 +14,28 @@ from typing import Any
 from isaac_lab.record import Store
 from isaac_lab.studies.calls import Means
 from isaac_lab.studies.paper import recipe
-from isaac_lab.studies.paper.recipe import Experiment, Outcome, Panel, Scale
+from isaac_lab.studies.paper.recipe import Experiment, Outcome, Scale
 from isaac_lab.times import seconds
 
 
 @dataclass(frozen=True)
 class View:
-    """All that a figure or a claim is made from.
-
-    Args:
-        experiment: Of which experiment.
-        scale: At which scale, with the seeds that were asked for.
-        directory: For the figure.
-        outcomes: The panels that have been run, whole.
-        steps: By panel, the record of the times of its steps.
-        about: By experiment whose records are used, its about.json.
-        bench: Directory with records of benchmarks.
-        means: With what is trained and measured now.
-    """
+    """All that a figure or a claim is made from."""
 
     experiment: Experiment
+    #: With the seeds that were asked for.
     scale: Scale
+    #: Of the figure.
     directory: Path
+    #: Of the panels that have been run, whole.
     outcomes: tuple[Outcome, ...]
+    #: By panel, the record of the times of its steps.
     steps: Mapping[str, Mapping[str, Any]]
+    #: By experiment whose records are used, its about.json.
     about: Mapping[str, Mapping[str, Any]]
+    #: Directory with records of benchmarks.
     bench: Path = Path("results/bench")
+    #: With what is trained and measured now.
     means: Means = field(default_factory=Means)
 
     @property
@@ -56,31 +52,24 @@ class View:
         return seconds(self.steps[panel]) if panel in self.steps else {}
 
 
-def panels(experiment: Experiment, out: Path, scale: Scale) -> list[tuple[Panel, Store, Scale, Sequence[str]]]:
-    """The experiment's panels as they were run: with their stores, and the seeds and settings found there."""
-    result = []
-    stores: dict[str, Store] = {}
-    for name, home in [(panel.name, panel.home) for panel in experiment.panels(scale)]:
-        store = stores.setdefault(home, Store(out / home / scale.name))
-        about = store.about
-        settings = about.get("settings", [])
-        own = replace(scale, all_seeds=about.get("seeds", 0))
-        panel = next(panel for panel in experiment.panels(own) if panel.name == name)
-        result.append((recipe.selected([panel], settings)[0], store, own, settings))
-    return result
-
-
 def view(experiment: Experiment, out: Path, scale: Scale, **more: Any) -> View:
-    """What is there of an experiment; raises `StoreError` where it cannot be read."""
+    """What is there of an experiment, as it was run, with the seeds and settings then; raises `StoreError`."""
     outcomes: list[Outcome] = []
     steps: dict[str, dict[str, Any]] = {}
-    about: dict[str, dict[str, Any]] = {}
-    for panel, store, own, settings in panels(experiment, out, scale):
-        about.setdefault(panel.home, store.about)
-        outcome = recipe.outcome(panel, own, store, settings)
+    homes = [panel.home for panel in experiment.panels(scale)]
+    stores = {home: Store(out / home / scale.name) for home in homes}
+    about = {home: store.about for home, store in stores.items()}
+    for place, home in enumerate(homes):
+        own = replace(scale, all_seeds=about[home].get("seeds", 0))
+        settings = about[home].get("settings", [])
+        # A panel that was run whole when trials of one length chose its rates counts, until it has been run again.
+        for scale_then in dict.fromkeys([own, replace(own, halving=False)]):
+            (panel,) = recipe.selected([experiment.panels(scale_then)[place]], settings)
+            outcome = recipe.outcome(panel, scale_then, stores[home], settings)
+            if outcome is not None:
+                break
         if outcome is not None:
             outcomes.append(outcome)
-            timed = store.times() if panel.clocked else {}
-            if f"steps-{panel.name}" in timed:
-                steps[panel.name] = timed[f"steps-{panel.name}"]
+            if panel.clocked and (timed := stores[home].times().get(f"steps-{panel.name}")):
+                steps[panel.name] = timed
     return View(experiment, scale, out / experiment.id / scale.name, tuple(outcomes), steps, about, **more)

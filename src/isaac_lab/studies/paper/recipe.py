@@ -1,20 +1,23 @@
 """What the experiments have in common: scales, panels of cells, and one learning rate for every cell of a group.
 
 An experiment is a few panels, a panel is a few groups, and a group is cells (training runs) that share one learning rate. The
-rate is chosen by short runs, as the paper's appendix B says of its own, and these trials are records like all others. So what
-a figure shows follows from the recipe and the records alone, and it can be drawn again without training.
+rate is chosen by short runs, at paper scale by rounds that end in whole ones (`halving.py`), and these trials are records like
+all others. So what a figure shows follows from the recipe and the records alone, and can be drawn again without training.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.record import Record
+from isaac_lab.studies.paper.halving import searches, stable
 from isaac_lab.study import Arm, Kept, Search, lowest, resolve
 from isaac_lab.trial import Trial, TrialError, Value, parse
+from isaac_lab.workloads.examples import VALIDATED
 
 if TYPE_CHECKING:
     from isaac_lab.studies.paper.folder import View
@@ -24,8 +27,12 @@ RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 #: Tried beside them for auto-encoders: their loss is a mean over 784 pixels, whose gradients are so small that without these
 #: every method would end at the largest rate of the list, and the comparison would be one of rates.
 LARGER_RATES = (100.0, 30.0, 10.0, 3.0)
+#: For Adam in place of these: as many rates, in the other direction.
+SMALLER_RATES = (0.0003, 0.0001, 0.00003, 0.00001)
 #: The paper's dampings: 10^-6 … 10^6.
 DECADES = tuple(float(f"1e{exponent}") for exponent in range(-6, 7))
+#: Where rates are tried when they are chosen by halving; of ζ every second one without the ends, for both dampings.
+PLACES = DECADES[2:-2]
 #: Training examples of the digits.
 DIGITS = 1440
 #: What "--set" may change, besides the settings of methods.
@@ -35,106 +42,59 @@ SETTINGS = ("learning_rate", "damping", "output_damping", "curvature", "layers")
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of the paper is run.
-
-    Args:
-        name: "smoke", "quick" or "paper".
-        epochs: Of a run.
-        tune_epochs: Of a trial, which chooses the learning rate.
-        dampings: λ_a and λ_g of a grid; λ_g is also ∞.
-        tuned_on: Those of them that the trials of a grid use.
-        rates: Learning rates to choose from.
-        larger_rates: More of them for auto-encoders, but for Adam, which does not see the size of a gradient.
-        seeds: Runs of each cell that a figure shows with a spread.
-        all_seeds: Runs of every cell, where the command line asks for them; 0 leaves it to the experiment.
-        small: Digits of 8 × 8 and networks an eighth as wide, in place of the paper's.
-        rounds: How often the methods take turns when their steps are timed.
-    """
+    """How much of the paper is run."""
 
     name: str
     epochs: int
+    #: Of a trial, which chooses the learning rate.
     tune_epochs: int
+    #: λ_a and λ_g of a grid, λ_g is also ∞; and those of them that the trials of a grid use.
     dampings: tuple[float, ...]
     tuned_on: tuple[float, ...]
+    #: Learning rates to choose from, and more of them for auto-encoders, but for Adam, which does not see a gradient's size.
     rates: tuple[float, ...] = RATES
     larger_rates: tuple[float, ...] = LARGER_RATES
+    #: Runs of each cell that a figure shows with a spread; of every cell, where the command line asks for them, not 0.
     seeds: int = 3
     all_seeds: int = 0
+    #: Digits of 8 × 8 and networks an eighth as wide, in place of the paper's.
     small: bool = False
+    #: How often the methods take turns when their steps are timed.
     rounds: int = 10
+    #: Whether rates are chosen by successive halving, in place of trials of one length.
+    halving: bool = False
 
 
+_THREE = (1e-2, 1.0, 1e2)
 #: The smallest scale that is run without data and within a minute; one for a look; and everything as printed.
-SCALES: Mapping[str, Scale] = MappingProxyType(
-    {
-        "smoke": Scale(
-            "smoke",
-            5,
-            1,
-            (1e-2, 1.0, 1e2),
-            (1e-2, 1.0, 1e2),
-            rates=(1.0, 0.1, 0.01),
-            larger_rates=(10.0,),
-            seeds=2,
-            small=True,
-            rounds=3,
-        ),
-        "quick": Scale("quick", 4, 1, DECADES[::2], DECADES[::2]),
-        # Every second decade is enough to find the rate of a sector, and a quarter of the work.
-        "paper": Scale("paper", 40, 2, DECADES, DECADES[::2]),
-    }
-)
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to condition: its name in tables, its settings, and whether it is none."""
-
-    label: str
-    settings: tuple[tuple[str, str | int], ...] = ()
-    plain: bool = False
-
-    def on(self, base: Trial, damping: float | None, **settings: Value | None) -> Trial:
-        """A run of the plain gradient, conditioned this way; the gradient has no damping."""
-        if self.plain:
-            return base.having(**settings)
-        own = replace(base, method=f"{base.method}+isaac")
-        return own.having(damping=damping, **{**dict(self.settings), **settings})
+SCALES: Mapping[str, Scale] = {
+    "smoke": Scale("smoke", 5, 1, _THREE, _THREE, (1.0, 0.1, 0.01), (10.0,), seeds=2, small=True, rounds=3),
+    "quick": Scale("quick", 4, 1, DECADES[::2], DECADES[::2]),
+    "paper": Scale("paper", 40, 2, DECADES, DECADES[::2], halving=True),
+}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that share one learning rate: a sector of a grid, or a curve with its seeds.
-
-    Args:
-        name: What tables, files and claims call it.
-        cells: The runs; their learning rates are not decided yet.
-        tuned_on: The cells that try the learning rates.
-        like: The group whose learning rate this one takes instead.
-    """
+    """Cells that share one learning rate, still to be decided: a sector of a grid, or a curve with its seeds."""
 
     name: str
     cells: tuple[Trial, ...]
+    #: The cells that try the learning rates, or the group whose learning rate this one takes instead.
     tuned_on: tuple[Trial, ...] = ()
     like: str = ""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One part of a figure.
-
-    Args:
-        name: As in the paper where it has one: "a", "b", …
-        title: The setting, for people.
-        groups: Its cells.
-        home: The experiment whose records hold it.
-        clocked: Groups whose steps are timed on one CPU thread, for an axis in seconds; ratios are relative to the first.
-    """
+    """One part of a figure: "a", "b", … as in the paper where it has one."""
 
     name: str
     title: str
     groups: tuple[Group, ...]
+    #: The experiment whose records hold it.
     home: str
+    #: Groups whose steps are timed on one CPU thread, for an axis in seconds; ratios are relative to the first.
     clocked: tuple[Group, ...] = ()
 
     @property
@@ -145,28 +105,28 @@ class Panel:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a panel's records say.
-
-    Args:
-        panel: Which panel.
-        scale: At which scale.
-        rates: By group: the learning rate chosen, None where all of them diverged.
-        tried: By group: the final training loss that each learning rate reached in its trials; infinite where all diverged.
-        records: By group, one record for each cell, in their order; empty where no learning rate was left.
-        settings: "field=value" that were not the recipe's.
-    """
+    """What a panel's records say."""
 
     panel: Panel
     scale: str
+    #: By group: the learning rate chosen, None where all of them diverged.
     rates: Mapping[str, float | None]
+    #: By group: the final training loss that each learning rate reached in its trials; infinite where all diverged.
     tried: Mapping[str, Mapping[float, float]]
+    #: By group, one record for each cell, in their order; empty where no learning rate was left.
     records: Mapping[str, tuple[Record, ...]]
+    #: "field=value" that were not the recipe's.
     settings: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """The scale, with the settings that are not its own."""
         return f"{self.scale} with {', '.join(self.settings)}" if self.settings else self.scale
+
+    @property
+    def smaller(self) -> int:
+        """How many runs have a smaller rate than their group, because they diverge with that."""
+        return sum(own.trial.learning_rate != self.rates[name] for name, records in self.records.items() for own in records)
 
     def all(self) -> list[Record]:
         """The records of all groups."""
@@ -175,24 +135,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A figure or table of the paper; `report.paper` draws it.
-
-    Args:
-        id: "fig1", …, "figA3", "tab2".
-        name: What the paper calls it.
-        shows: What is on it, in a line.
-        panels: The parts of it that are trained.
-        executor: What runs it unless the command line says otherwise.
-        measure: What has to be measured besides training: a step's time, for Table 2; trials, for Table 1 and Figure 6.
-        summary: What pages and claims need of it, where there are no panels.
-    """
+    """A figure or table of the paper; `report.paper` draws it."""
 
     id: str
     name: str
     shows: str
     panels: Callable[[Scale], tuple[Panel, ...]] = lambda scale: ()
+    #: Unless the command line says otherwise.
     executor: Literal["ensemble", "local"] = "ensemble"
+    #: What there is to do besides panels: the times of steps, for Table 2; all of Table 1 and Figure 6.
     measure: Callable[["View"], None] = lambda view: None
+    #: What pages and claims need of it, where there are no panels.
     summary: Callable[["View"], dict[str, Any]] | None = None
 
 
@@ -216,6 +169,7 @@ def lasting(trial: Trial, epochs: int) -> Trial:
     usual = "digits" if trial.small else "fashion-mnist" if trial.workload.startswith("fashion") else "mnist"
     name = str(trial.get("data", usual))
     there = DIGITS if name == "digits" else SETS[name].examples[0] if name in SETS else 0
+    there -= there // VALIDATED if trial.split == "validation" else 0
     steps = epochs * ((int(trial.get("examples", 0)) or there) // int(trial.get("batch", 60)))
     return replace(trial, steps=max(1, steps), points=epochs)
 
@@ -240,64 +194,61 @@ def tuned(name: str, trial: Trial, seeds: int = 1, *, like: str = "") -> Group:
 
 def grid(base: Trial, scale: Scale, curvature: str = "sampled") -> tuple[Group, ...]:
     """The three sectors of the paper's grids: λ_a × λ_g for ζ, λ_a for ζ*, and the gradient in the corner."""
-    seeds = scale.all_seeds or 1
+    seeds, every, some, none = scale.all_seeds or 1, scale.dampings, scale.tuned_on, (math.inf,)
+    square, several = some, 1
+    if scale.halving:
+        # Nine places in each sector.
+        square, some, several = PLACES[2:-2:2], PLACES, len(PLACES)
 
-    def cells(pairs: Iterable[tuple[float, float]], count: int = seeds) -> tuple[Trial, ...]:
+    def cells(inputs: Sequence[float], outputs: Sequence[float], count: int = 1) -> tuple[Trial, ...]:
+        pairs = product(inputs, outputs)
         return tuple(cell for pair in pairs for cell in over_seeds(conditioned(base, *pair, curvature), count))
 
-    def square(dampings: Sequence[float]) -> list[tuple[float, float]]:
-        return [(inputs, outputs) for inputs in dampings for outputs in dampings]
-
-    def column(dampings: Sequence[float]) -> list[tuple[float, float]]:
-        return [(inputs, math.inf) for inputs in dampings]
-
-    corner = [(math.inf, math.inf)]
     return (
-        Group("zeta", cells(square(scale.dampings)), cells(square(scale.tuned_on), 1)),
-        Group("zeta_star", cells(column(scale.dampings)), cells(column(scale.tuned_on), 1)),
-        Group("gradient", cells(corner), cells(corner, 1)),
+        Group("zeta", cells(every, every, seeds), cells(square, square)),
+        Group("zeta_star", cells(every, none, seeds), cells(some, none)),
+        Group("gradient", cells(none, none, seeds), cells(none, none, several)),
     )
 
 
 def selected(panels: Sequence[Panel], settings: Sequence[str]) -> tuple[Panel, ...]:
     """The panels with "name=value" settings in every cell; raises `TrialError` where these undo what a panel compares."""
-    return tuple(_with_settings(panel, settings) for panel in panels) if settings else tuple(panels)
+    if not settings:
+        return tuple(panels)
+    values = dict(map(parse, settings))
 
+    def changed(groups: Iterable[Group]) -> tuple[Group, ...]:
+        cells = ([tuple(_changed(cell, values) for cell in own) for own in (group.cells, group.tuned_on)] for group in groups)
+        return tuple(replace(group, cells=own, tuned_on=tried) for group, (own, tried) in zip(groups, cells, strict=True))
 
-def _with_settings(panel: Panel, settings: Sequence[str]) -> Panel:
-    values = dict(parse(setting) for setting in settings)
-
-    def changed(cells: Iterable[Trial]) -> tuple[Trial, ...]:
-        return tuple(_changed(cell, values) for cell in cells)
-
-    def changed_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
-        return tuple(replace(group, cells=changed(group.cells), tuned_on=changed(group.tuned_on)) for group in groups)
-
-    result = replace(panel, groups=changed_groups(panel.groups), clocked=changed_groups(panel.clocked))
-    if len(set(result.cells)) < len(set(panel.cells)):
-        raise TrialError(f"{', '.join(settings)}: panel {panel.name} of {panel.home} compares runs that differ in this")
+    result = tuple(replace(panel, groups=changed(panel.groups), clocked=changed(panel.clocked)) for panel in panels)
+    for panel, own in zip(panels, result, strict=True):
+        if len(set(own.cells)) < len(set(panel.cells)):
+            raise TrialError(f"{', '.join(settings)}: panel {panel.name} of {panel.home} compares runs that differ in this")
     return result
 
 
-def _changed(cell: Trial, values: Mapping[str, Value]) -> Trial:
+def _changed(cell: Trial, values: Mapping[str, Any]) -> Trial:
     for name, value in values.items():
         if name not in (*FIELDS, *SETTINGS):
             raise TrialError(f"there is no setting {name!r}; there are {', '.join((*FIELDS, *SETTINGS))}")
         if name in FIELDS and name != "data" and (not isinstance(value, int) or isinstance(value, bool)):
             raise TrialError(f"{name} must be a whole number, got {value!r}")
-    epochs, seed = values.get("epochs", cell.points), values.get("seed", cell.seed)
+    if (epochs := values.get("epochs", cell.points)) < 1:
+        raise TrialError(f"epochs must be >= 1, got {epochs}")
     own = {name: value for name, value in values.items() if name in ("batch", "width", "data", "examples")}
     # A method that has no such number stays as it is: the gradient has no damping.
     there = {n: v for n, v in values.items() if n in SETTINGS and (n == "learning_rate" or n in dict(cell.settings))}
-    varied = replace(cell.varied(**own).having(**there), seed=int(seed))  # type: ignore[arg-type]
-    if int(epochs) < 1:  # type: ignore[arg-type]
-        raise TrialError(f"epochs must be >= 1, got {epochs}")
-    return lasting(varied, int(epochs))  # type: ignore[arg-type]
+    return lasting(replace(cell.varied(**own).having(**there), seed=values.get("seed", cell.seed)), epochs)
+
+
+def _fixed(settings: Sequence[str]) -> bool:
+    return any(setting.partition("=")[0].strip() == "learning_rate" for setting in settings)
 
 
 def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Trial]:
     """Short runs of a group's cells at every learning rate, the largest first; at one, where the settings say which."""
-    fixed = any(setting.partition("=")[0].strip() == "learning_rate" for setting in settings)
+    fixed = _fixed(settings)
     rates = sorted({rate for cell in group.tuned_on for rate in ([cell.learning_rate] if fixed else _rates_of(cell, scale))})
     return [
         lasting(cell.having(learning_rate=rate), min(cell.points, scale.tune_epochs))
@@ -307,8 +258,11 @@ def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Tri
 
 
 def _rates_of(cell: Trial, scale: Scale) -> tuple[float, ...]:
-    larger = cell.workload.endswith("autoencoder") and not cell.method.startswith("adam")
-    return (*scale.larger_rates, *scale.rates) if larger else scale.rates
+    if not cell.workload.endswith("autoencoder"):
+        return scale.rates
+    if not cell.method.startswith("adam"):
+        return (*scale.larger_rates, *scale.rates)
+    return (*scale.rates, *SMALLER_RATES) if scale.halving else scale.rates
 
 
 def final_loss(record: Record) -> float:
@@ -316,35 +270,41 @@ def final_loss(record: Record) -> float:
     return record.final("train_loss")
 
 
-def arms(panel: Panel, scale: Scale, settings: Sequence[str] = ()) -> dict[str, Arm]:
-    """By group: short runs choose the learning rate, of all cells together, and all cells are run with it."""
+def arms(panel: Panel, scale: Scale, settings: Sequence[str] = (), kept: Kept = MappingProxyType({})) -> dict[str, Arm]:
+    """By group: a learning rate is chosen, of all cells together, and all cells are run with it; rounds depend on records."""
     by_name = {group.name: group for group in panel.groups}
 
+    def search(group: Group) -> tuple[Search, ...]:
+        if scale.halving and not _fixed(settings):
+            return searches(_rates_of(group.cells[0], scale), group.tuned_on, lasting, kept)
+        candidates = trials(group, scale, settings)
+        return (Search(lambda _: candidates, lowest("train_loss")),)
+
     def arm(group: Group) -> Arm:
-        candidates = trials(by_name[group.like or group.name], scale, settings)
-
         def finals(best: Trial | None) -> Sequence[Trial]:
-            return [] if best is None else [cell.having(learning_rate=best.learning_rate) for cell in group.cells]
+            cells = [cell.having(learning_rate=best.learning_rate) for cell in group.cells] if best is not None else []
+            # One rate for a whole sector diverges in some of its cells; a curve has a rate of its own.
+            return [stable(cell, kept) for cell in cells] if scale.halving and len(group.tuned_on) > 1 else cells
 
-        return Arm(f"{panel.name}/{group.name}", finals, (Search(lambda _: candidates, lowest("train_loss")),))
+        return Arm(f"{panel.name}/{group.name}", finals, search(by_name[group.like or group.name]))
 
     return {name: arm(group) for name, group in by_name.items()}
 
 
 def outcome(panel: Panel, scale: Scale, kept: Kept, settings: Sequence[str] = ()) -> Outcome | None:
     """What the records say of a panel; None unless all of it has been run."""
-    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale, settings).items()}
+    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale, settings, kept).items()}
     if not all(result.whole for result in found.values()):
         return None
     rates = {name: None if result.best is None else result.best.learning_rate for name, result in found.items()}
-    losses = {group.name: _by_rate(found[group.name].tried[0]) for group in panel.groups if not group.like}
+    losses = {group.name: _by_rate(found[group.name].tried, kept) for group in panel.groups if not group.like}
     records = {name: result.runs for name, result in found.items()}
     return Outcome(panel, scale.name, rates, losses, records, tuple(settings))
 
 
-def _by_rate(tried: Mapping[Trial, float]) -> dict[float, float]:
-    """By learning rate, the lowest value that any of these runs has."""
-    found: dict[float, float] = {}
-    for trial, value in tried.items():
-        found[trial.learning_rate] = min(found.get(trial.learning_rate, math.inf), value)
-    return found
+def _by_rate(tried: Sequence[Iterable[Trial]], kept: Kept) -> dict[float, float]:
+    """By learning rate, the lowest value that any of the longest runs has."""
+    longest = max(trial.steps for values in tried for trial in values)
+    ends = {t: final_loss(own) for values in tried for t in values if t.steps == longest and (own := kept.get(t)) is not None}
+    rates = dict.fromkeys(trial.learning_rate for trial in ends)
+    return {rate: min(value for trial, value in ends.items() if trial.learning_rate == rate) for rate in rates}

@@ -1,7 +1,9 @@
 """Run an experiment: train what is due, time the steps, and write down how."""
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from isaac_lab import times
 from isaac_lab.bench import timing
@@ -12,8 +14,8 @@ from isaac_lab.studies.calls import Means, calling, trainer
 from isaac_lab.studies.paper import recipe
 from isaac_lab.studies.paper.folder import View, view
 from isaac_lab.studies.paper.recipe import SCALES, Experiment, Panel, Scale
-from isaac_lab.study import settle
-from isaac_lab.trial import Trial, TrialError
+from isaac_lab.study import Arm, settle
+from isaac_lab.trial import TrialError
 
 
 class NothingToDrawError(Exception):
@@ -26,38 +28,31 @@ class UnknownPanelError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for.
-
-    Args:
-        scale: A key of `SCALES`.
-        out: Directory for all experiments.
-        resume: Leave out what is there; otherwise none of the runs may be.
-        panels: Names of panels; none for all.
-        settings: "name=value" for every run.
-        bench: Directory with records of benchmarks, for Table 2.
-        means: How to train.
-    """
+    """What the command line asks for."""
 
     scale: str = "smoke"
+    #: Directory for all experiments.
     out: Path = Path("results/reproduce")
+    #: Leave out what is there; otherwise none of the runs may be.
     resume: bool = True
+    #: Names; none for all.
     panels: tuple[str, ...] = ()
+    #: "name=value" for every run.
     settings: tuple[str, ...] = ()
+    #: Directory with records of benchmarks, for Table 2.
     bench: Path = Path("results/bench")
     means: Means = field(default_factory=Means)
 
 
 def chosen(experiment: Experiment, request: Request) -> tuple[Panel, ...]:
     """The panels asked for, with the settings asked for; raises `UnknownPanelError` for one that is not there."""
-    all_panels = experiment.panels(_scale(request))
-    unknown = [name for name in request.panels if name not in [panel.name for panel in all_panels]]
-    if unknown:
-        known = ", ".join(panel.name for panel in all_panels) or "none"
+    panels = {panel.name: panel for panel in experiment.panels(_scale(request))}
+    if unknown := [name for name in request.panels if name not in panels]:
+        known = ", ".join(panels) or "none"
         raise UnknownPanelError(f"{experiment.id} has no panel {', '.join(map(repr, unknown))}; it has {known}")
-    if request.settings and not all_panels:
+    if request.settings and not panels:
         raise TrialError(f"{experiment.id} takes no settings; it has no runs of this kind")
-    wanted = [panel for panel in all_panels if not request.panels or panel.name in request.panels]
-    return recipe.selected(wanted, request.settings)
+    return recipe.selected([own for name, own in panels.items() if name in (request.panels or panels)], request.settings)
 
 
 def run(experiment: Experiment, request: Request) -> View:
@@ -78,8 +73,8 @@ def run(experiment: Experiment, request: Request) -> View:
 def known(experiment: Experiment, request: Request) -> View:
     """What is there of an experiment; raises `NothingToDrawError` where that is nothing."""
     found = view(experiment, request.out, SCALES[request.scale], bench=request.bench, means=request.means)
-    if not found.outcomes and experiment.panels(found.scale):
-        folders = sorted({str(request.out / panel.home / request.scale) for panel in experiment.panels(found.scale)})
+    if not found.outcomes and (panels := experiment.panels(found.scale)):
+        folders = sorted({str(request.out / panel.home / request.scale) for panel in panels})
         raise NothingToDrawError(
             f"there is no whole panel of {experiment.id} in {', '.join(folders)}; "
             f"isaac-newton reproduce {experiment.id} --scale {request.scale} trains it"
@@ -102,21 +97,41 @@ def _check(store: Store, request: Request, *, matters: bool) -> None:
 
 
 def _run_panel(panel: Panel, scale: Scale, request: Request) -> None:
-    store, means = Store(request.out / panel.home / scale.name), request.means
+    means, what = request.means, f"{panel.home} {panel.name}"
     about = {"id": panel.home, "scale": scale.name, "settings": list(request.settings), "seeds": means.seeds}
+    store = Store(request.out / panel.home / scale.name)
+    arms = list(recipe.arms(panel, scale, request.settings, store).values())
+
+    def clock() -> dict[str, Any]:
+        # Small rates, so that thousands of steps on a few batches leave the activations about as they were.
+        trials = {group.name: group.cells[0].having(learning_rate=0.001) for group in panel.clocked}
+        with threads(1):
+            return times.measure(trials, rounds=scale.rounds, turn=timing.TURN, folder=means.call.folder)
+
+    clocks = {f"steps-{panel.name}": (f"{what}: the time of a step on one CPU thread", clock)} if panel.clocked else {}
+    perform(store, means, about, [(f"{what} ({panel.title})", arms)], clocks, panel.name)
+
+
+def perform(
+    store: Store,
+    means: Means,
+    about: Mapping[str, Any],
+    stages: Iterable[tuple[str, Sequence[Arm]]],
+    clocks: Mapping[str, tuple[str, Callable[[], Mapping[str, Any]]]],
+    panel: str = "",
+) -> None:
+    """Time the steps that have not been timed, then train one stage after the other; both go into one store.
+
+    With a stage comes what is said of it, and its arms are trained together; so it is with a clock, and what it times.
+    """
     with store.writing(means.call.command) as mended:
         for said in mended:
             means.say(said)
-        arms = list(recipe.arms(panel, scale, request.settings).values())
-        with calling(store, means, about, panel.name) as trained:
-            settle(arms, store, trainer(store, means, trained, f"{panel.home} {panel.name} ({panel.title})"))
-        if panel.clocked and f"steps-{panel.name}" not in store.times():
-            means.say(f"{panel.home} {panel.name}: the time of a step on one CPU thread")
-            with threads(1):
-                record = times.measure(_clocked(panel), rounds=scale.rounds, turn=timing.TURN, folder=means.call.folder)
-            store.add_times(f"steps-{panel.name}", record)
-
-
-def _clocked(panel: Panel) -> dict[str, Trial]:
-    """Small rates, so that thousands of steps on a few batches leave the activations about as they were."""
-    return {group.name: group.cells[0].having(learning_rate=0.001) for group in panel.clocked}
+        store.records()  # what is corrupt is said before anything is written
+        for name, (what, clock) in clocks.items():
+            if name not in store.times():
+                means.say(what)
+                store.add_times(name, clock())
+        with calling(store, means, about, panel) as trained:
+            for what, arms in stages:
+                settle(arms, store, trainer(store, means, trained, what))

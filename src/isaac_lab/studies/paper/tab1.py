@@ -13,37 +13,109 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from isaac_lab import times
 from isaac_lab.data import text
 from isaac_lab.products import threads
-from isaac_lab.record import Store
+from isaac_lab.record import Record, Store
 from isaac_lab.records import StoreError
-from isaac_lab.stats import against, sample
-from isaac_lab.studies.calls import Means, calling, trainer
-from isaac_lab.studies.paper import finetuning
-from isaac_lab.studies.paper.finetuning import (
-    COLUMNS,
-    METHODS,
-    PAPER,
-    PAPER_RUNS,
-    STAGES,
-    TASKS,
-    TUNING_SEED,
-    Run,
-    Task,
-    arms,
-    ended,
-    grid,
-)
+from isaac_lab.stats import against
+from isaac_lab.studies.calls import Means
+from isaac_lab.studies.paper import larger
 from isaac_lab.studies.paper.folder import View
+from isaac_lab.studies.paper.larger import Budget, Method
 from isaac_lab.studies.paper.recipe import Experiment
-from isaac_lab.study import Result, resolve, settle
+from isaac_lab.studies.paper.runner import perform
+from isaac_lab.study import Arm, Result, Search, resolve
 from isaac_lab.trial import Trial
 from isaac_lab.workloads import encoders, glue
+
+#: Of the grid; those that the table shows follow it.
+TUNING_SEED = 0
+#: The rows of the table; with "reduce" the mean of a sentence's tokens is a row.
+METHODS: Mapping[str, Method] = {
+    "gradient": Method("∇", plain=True),
+    "expand": Method("ζ*"),
+    "reduce": Method("ζ* reduce", (("sharing", "reduce"),)),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload, the optimizer that the paper uses for it, and its scores: names in the records, with headings."""
+
+    name: str
+    title: str
+    optimizer: str
+    metrics: Mapping[str, str]
+    methods: tuple[str, ...] = tuple(METHODS)
+    #: Whether it is in the table, over seeds; otherwise its grid is all there is, for a claim.
+    shown: bool = True
+
+    @property
+    def columns(self) -> list[str]:
+        """The headings of the table."""
+        return [f"{self.title} ({heading})" for heading in self.metrics.values()]
+
+    def ended(self, record: Record) -> bool:
+        """Whether a run went to its end, with scores that are numbers."""
+        return all(math.isfinite(record.final(metric)) for metric in self.metrics)
+
+    def value(self, record: Record) -> float:
+        """The mean of the scores at the end of a run, where lower is better; infinite where it diverged."""
+        return -fmean(record.final(metric) for metric in self.metrics) if self.ended(record) else math.inf
+
+
+_SIMILARITY = {"pearson": "Pearson", "spearman": "Spearman"}
+TASKS = (
+    Task("cola", "CoLA", "adam", {"matthews": "Matthews"}),
+    Task("mrpc", "MRPC", "adam", {"accuracy": "accuracy", "f1": "F1"}),
+    Task("stsb", "STS-B", "momentum", _SIMILARITY),
+    # The paper says that Adam did not work well there.
+    Task("stsb", "STS-B with Adam", "adam", _SIMILARITY, methods=("expand",), shown=False),
+)
+SHOWN = [task for task in TASKS if task.shown]
+COLUMNS = [column for task in SHOWN for column in task.columns]
+#: What is trained together; where time ends early, STS-B is what is missing.
+STAGES = (TASKS[:2], TASKS[2:])
+
+PLANS: Mapping[str, Budget] = {scale: Budget(**own) for scale, own in larger.KNOWN["tab1"].items()}
+NOTES: Mapping[str, str] = larger.KNOWN["notes"]["tab1"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What about.json says: the encoder and the checksum of its weights, runs of each cell, steps by workload, the scale."""
+
+    model: str
+    weights: str
+    seeds: int
+    steps: Mapping[str, int]
+    scale: str
+
+
+def grid(run: Run, task: Task, method: str) -> tuple[Trial, ...]:
+    """The settings that a method may choose from; equally many for each, where no earlier grid was run."""
+    base = Trial(task.name, task.optimizer, schedule="linear", steps=run.steps[task.name], points=PLANS[run.scale].epochs)
+    base = replace(base, seed=TUNING_SEED, small=run.scale == "smoke").varied(model=run.model)
+    return PLANS[run.scale].tried(base, METHODS[method])
+
+
+def arms(run: Run) -> dict[tuple[str, str], Arm]:
+    """By title of the task and method: a grid at the tuning seed, and what was best there at other seeds."""
+
+    def arm(task: Task, method: str) -> Arm:
+        seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + run.seeds) if task.shown else ()
+        return Arm(
+            f"{task.title}/{method}",
+            lambda best: () if best is None else [replace(best, seed=seed) for seed in seeds],
+            (Search(lambda _: grid(run, task, method), task.value),),
+        )
+
+    return {(task.title, method): arm(task, method) for task in TASKS for method in task.methods}
 
 
 def measure(view: View) -> None:
@@ -52,34 +124,35 @@ def measure(view: View) -> None:
     with _encoder(view) as encoder, threads(int(view.scale.small)):
         run, store = _run(view, encoder), view.store
         known = store.about
-        for name, value in (("model", run.model), ("weights", run.weights), ("steps", dict(run.steps))):
-            if known and known[name] != value:
+        for name in ("model", "weights", "steps"):
+            if known and known[name] != (value := getattr(run, name)):
                 raise StoreError(f"{view.directory} was made with {name} {known[name]}, this is {value}; name another --out")
         for record in store.records():
             if record.about["weights"] != run.weights:
                 raise StoreError(f"{store.folder} has runs with other weights of {run.model}; name another --out")
         view.means.say(_plan(run))
+        every, stages = arms(run), []
+        for stage in STAGES:
+            titles = " and ".join(task.title for task in stage if task.shown)
+            stages.append((f"Table 1, {titles}", [every[task.title, name] for task in stage for name in task.methods]))
         means = _means(view, run)
-        about = {"id": "tab1", "model": run.model, "weights": run.weights, "seeds": run.seeds, "steps": dict(run.steps)}
-        with store.writing(means.call.command) as mended:
-            for said in mended:
-                means.say(said)
-            with calling(store, means, about | {"scale": run.scale}) as trained:
-                _time(view, run, store)
-                every = arms(run)
-                for stage in STAGES:
-                    own = [every[task.title, method] for task in stage for method in task.methods]
-                    titles = " and ".join(task.title for task in stage if task.shown)
-                    settle(own, store, trainer(store, means, trained, f"Table 1, {titles}"))
+        clocks = larger.clocks(means, "tab1", lambda mode: _timed(run, mode), PLANS[run.scale].rounds, weights=run.weights)
+        perform(store, means, {"id": "tab1", **asdict(run)}, stages, clocks)
+
+
+def _timed(run: Run, mode: str) -> dict[str, Trial]:
+    """On real batches of CoLA, and captured on batches of one shape."""
+    name = {"eager": "cola", "captured": "cola-64"}[mode]
+    base = Trial(name, "adam", (("learning_rate", 1e-5),), (("model", run.model),), small=run.scale == "smoke")
+    return {method: own.on(base, 1.0) for method, own in METHODS.items()}
 
 
 def _means(view: View, run: Run) -> Means:
-    """With the encoder's name in place of its folder's; another process takes longer to start than a toy task to train."""
-    call, model = view.means.call, view.means.model
-    given, known = (shlex.quote(name) for name in (Path(model).name, run.model))
-    command = call.command.replace(f"--model {given}", f"--model {known}")
-    executor = "processes" if call.workers > 1 and not view.scale.small else "local"
-    return replace(view.means, call=replace(call, command=command, executor=executor))
+    """With the encoder's name in place of its folder's."""
+    means = larger.by_processes(view.means, small=view.scale.small)
+    given, known = (shlex.quote(name) for name in (Path(means.model).name, run.model))
+    command = means.call.command.replace(f"--model {given}", f"--model {known}")
+    return replace(means, call=replace(means.call, command=command))
 
 
 @contextlib.contextmanager
@@ -102,19 +175,15 @@ def _encoder(view: View) -> Iterator[encoders.Encoder]:
     try:
         yield found
     finally:
-        if before is None:
-            del os.environ[encoders.ENCODER]
-        else:
-            os.environ[encoders.ENCODER] = before
+        del os.environ[encoders.ENCODER]
+        os.environ |= {} if before is None else {encoders.ENCODER: before}
 
 
 def _run(view: View, encoder: encoders.Encoder) -> Run:
-    plan, small = finetuning.PLANS[view.scale.name], view.scale.small
-    batch = glue.Glue.batch
-    examples = {
-        task.name: len(text.load(f"toy-{task.name}" if small else task.name, view.means.call.folder).train) for task in TASKS
-    }
-    steps = {name: plan.epochs * -(-count // batch) for name, count in examples.items()}
+    plan, steps = PLANS[view.scale.name], {}
+    for task in TASKS:
+        known = text.load(f"toy-{task.name}" if view.scale.small else task.name, view.means.call.folder)
+        steps[task.name] = plan.epochs * -(-len(known.train) // glue.Glue.batch)
     return Run(encoder.name, encoder.weights, view.means.seeds or plan.seeds, steps, view.scale.name)
 
 
@@ -129,22 +198,6 @@ def _plan(run: Run) -> str:
     return f"Table 1 with {run.model}, {total:,} training steps in all: {'; '.join(lines)}."
 
 
-def _time(view: View, run: Run, store: Store) -> None:
-    """The time of a step: on real batches of CoLA, and captured on batches of one shape."""
-    call, known = view.means.call, store.times()
-    wanted = {"eager": "cola", **({"captured": "cola-64"} if call.device == "cuda" else {})}
-    for mode, name in wanted.items():
-        if mode in known:
-            continue
-        view.means.say(f"Time of a step, {mode}, {name}")
-        base = Trial(name, "adam", (("learning_rate", 1e-5),), (("model", run.model),), small=view.scale.small)
-        trials = {method: own.on(base, 1.0) for method, own in METHODS.items()}
-        record = times.measure(
-            trials, device=call.device, captured=mode == "captured", rounds=run.plan.rounds, folder=call.folder
-        )
-        store.add_times(mode, record | {"weights": run.weights})
-
-
 def _found(view: View) -> tuple[Run, Mapping[str, Any]]:
     """What was run, and how it was called last."""
     known = view.store.about
@@ -152,7 +205,7 @@ def _found(view: View) -> tuple[Run, Mapping[str, Any]]:
         raise StoreError(
             f"there is nothing of Table 1 in {view.directory}; isaac-newton reproduce tab1 --scale {view.scale.name} trains it"
         )
-    return Run(**{name: known[name] for name in ("model", "weights", "seeds", "steps", "scale")}), known["calls"][-1]
+    return Run(**{field.name: known[field.name] for field in fields(Run)}), known["calls"][-1]
 
 
 def summary(view: View) -> dict[str, Any]:
@@ -160,33 +213,16 @@ def summary(view: View) -> dict[str, Any]:
     run, call = _found(view)
     store = view.store
     found = {name: resolve(arm, store) for name, arm in arms(run).items()}
-    shown = [task for task in TASKS if task.shown]
-    rows = [
-        {
-            "label": METHODS[method].label,
-            "model": run.model,
-            "method": method,
-            "ours": method != "gradient",
-            "cells": [cell for task in shown for cell in _cells(found[task.title, method], task)],
-        }
-        for method in METHODS
-    ]
-    published: list[dict[str, Any]] = [
-        {
-            "label": f"{label}, {model} (paper)",
-            "model": f"{model} (paper)",
-            "method": None,
-            "ours": False,
-            "paper": True,
-            "cells": [cell and _published(*cell) for cell in cells],
-        }
-        for (label, model), cells in PAPER.items()
-    ]
-    columns, what = COLUMNS, "CoLA, MRPC and STS-B"
+    rows = []
+    for name, method in METHODS.items():
+        cells = [cell for task in SHOWN for cell in _cells(found[task.title, name], task)]
+        rows.append({**method.row(name, cells), "model": run.model})
+    columns, what, published = COLUMNS, "CoLA, MRPC and STS-B", _published()
     if run.scale == "smoke":
-        columns, what, published = [_toy(column) for column in COLUMNS], "toy tasks", []
-    timed = store.times()
-    ratios: dict[str, Any] = {mode: _ratios(timed[mode]) for mode in ("eager", "captured") if mode in timed}
+        # No score on generated sentences is called one on GLUE.
+        columns = [column.replace(task.title, f"toy-{task.name}") for task in SHOWN for column in task.columns]
+        what, published = "toy tasks", []
+    timed = larger.timed(store.times())
     return {
         "title": f"Table 1: {run.model} fine-tuned on {what}",
         "scale": run.scale,
@@ -195,54 +231,40 @@ def summary(view: View) -> dict[str, Any]:
         "weights": run.weights,
         "columns": columns,
         "rows": [*rows, *published],
-        "times": ratios,
-        "tried": _tried(run, found),
-        "notes": [*_notes(run, call.get("device", "cpu"), ratios, _spent(store)), *against(rows, columns)],
+        "times": timed,
+        "tried": _tried(found),
+        "notes": [*_notes(run, call.get("device", "cpu"), timed, store), *against(rows, columns)],
     }
-
-
-def _toy(column: str) -> str:
-    """No score on generated sentences is called one on GLUE."""
-    task = next(task for task in TASKS if column in task.columns)
-    return column.replace(task.title, f"toy-{task.name}")
 
 
 def _cells(found: Result, task: Task) -> list[dict[str, Any] | None]:
     if not found.runs:
         return [None] * len(task.metrics)
-    finished = [record for record in found.runs if ended(record, task)]
-    lost = len(found.runs) - len(finished)
-    settings = _settings(found.runs[0].trial) + (f", {lost} diverged" if lost else "")
-    return [
-        {**sample([record.final(metric) for record in finished]), "diverged": lost, "settings": settings}
-        for metric in task.metrics
-    ]
+    finished = [record for record in found.runs if task.ended(record)]
+    chosen, lost = found.runs[0].trial, len(found.runs) - len(finished)
+    optimizer = f"{'Adam' if chosen.method.startswith('adam') else 'SGD with momentum'}, "
+    return [larger.cell([own.final(metric) for own in finished], chosen, lost, optimizer) for metric in task.metrics]
 
 
-def _settings(trial: Trial) -> str:
-    damping = f", λ {trial.damping:g}" if trial.get("damping") else ""
-    return f"{'Adam' if trial.method.startswith('adam') else 'SGD with momentum'}, η {trial.learning_rate:g}{damping}"
+def _published() -> list[dict[str, Any]]:
+    """The rows of the paper."""
+    rows = []
+    for own in larger.KNOWN["printed"]:
+        model, more = f"{own['model']} (paper)", {"n": 10, "settings": "as printed in the paper"}
+        known = {column: {"mean": mean / 100, "std": std / 100, **more} for column, (mean, std) in own["scores"].items()}
+        cells = [known.get(column) for column in COLUMNS]
+        row = {"label": f"{own['method']}, {model}", "model": model, "method": None, "ours": False, "paper": True}
+        rows.append({**row, "cells": cells})
+    return rows
 
 
-def _published(mean: float, std: float) -> dict[str, Any]:
-    return {"mean": mean / 100, "std": std / 100, "n": PAPER_RUNS, "settings": "as printed in the paper"}
-
-
-def _ratios(record: Mapping[str, Any]) -> dict[str, Any]:
-    entries = {entry["name"]: entry["ratio"] | {"seconds": entry["seconds_per_step"]["median"]} for entry in record["methods"]}
-    return {"workload": record["workload"], "methods": entries, "left_out": record["left_out"]}
-
-
-def _tried(run: Run, found: Mapping[tuple[str, str], Result]) -> list[dict[str, Any]]:
-    """By task and method: what each setting of its grid reached at the tuning seed."""
-    result = []
-    for task in TASKS:
-        for method in task.methods:
-            tried = found[task.title, method].tried[0]
-            settings = [{"score": None if value == math.inf else -value} for value in tried.values()]
-            of = {"task": task.title, "optimizer": task.optimizer, "method": method}
-            result.append({**of, "settings": settings, "missing": len(grid(run, task, method)) - len(settings)})
-    return result
+def _tried(found: Mapping[tuple[str, str], Result]) -> list[dict[str, Any]]:
+    """By task and method: what each setting of its grid reached at the tuning seed, and how many are still to be tried."""
+    rows = []
+    for (task, method), own in found.items():
+        settings = [{"score": None if value == math.inf else -value} for value in own.tried[0].values()]
+        rows.append({"task": task, "method": method, "settings": settings, "missing": 0 if own.best else len(own.due)})
+    return rows
 
 
 def _spent(store: Store) -> str:
@@ -251,50 +273,37 @@ def _spent(store: Store) -> str:
     tuned = Counter((trial.workload, trial.method, trial.get("sharing")) for trial in trials)
     parts, equal = [], True
     for task in TASKS:
-        counts = {
-            name: tuned[
-                task.name,
-                task.optimizer + ("" if name == "gradient" else "+isaac"),
-                dict(METHODS[name].settings).get("sharing"),
-            ]
-            for name in task.methods
-        }
+        counts = {}
+        for name in task.methods:
+            like = METHODS[name].on(Trial(task.name, task.optimizer), 1.0)
+            counts[METHODS[name].label] = tuned[task.name, like.method, like.get("sharing")]
         equal &= len(set(counts.values())) == 1
-        parts.append(f"{task.title} " + ", ".join(f"{METHODS[name].label} {count}" for name, count in counts.items()))
-    uneven = " The numbers differ: the grid of ζ* was changed, and run again, after its first had not been ahead of ∇."
-    return f"Settings tried at seed {TUNING_SEED}, each a full run: {'; '.join(parts)}.{'' if equal else uneven}"
+        parts.append(f"{task.title} {', '.join(f'{label} {count}' for label, count in counts.items())}")
+    said = NOTES["spent"].format(spent="; ".join(parts))
+    return said if equal else f"{said} {NOTES['uneven']}"
 
 
-def _notes(run: Run, device: str, ratios: Mapping[str, Any], spent: str) -> list[str]:
-    plan = run.plan
-    adam, momentum = (", ".join(f"{rate:g}" for rate in plan.rates[name]) for name in ("adam", "momentum"))
-    own, own_momentum = (", ".join(f"{rate:g}" for rate in plan.conditioned[name]) for name in ("adam", "momentum"))
+def _notes(run: Run, device: str, timed: Mapping[str, Any], store: Store) -> list[str]:
+    plan = PLANS[run.scale]
+    plain, own = (
+        {name: ", ".join(f"{rate:g}" for rate in known) for name, known in rates.items()}
+        for rates in (plan.plain_rates, plan.rates)
+    )
     dampings = ", ".join(f"{damping:g}" for damping in plan.dampings)
     notes = [
-        f"Mean and standard deviation over {run.seeds} seeds on dev; {plan.epochs} epochs, batch 8, warm-up over a tenth of "
-        "the steps, then linear decay to 0. Adam for CoLA and MRPC, SGD with momentum 0.9 for STS-B.",
-        spent,
-        f"The last grid decided, by the best dev scores. ∇: η of {adam} (SGD: {momentum}). ζ*: η of {own} (SGD: "
-        f"{own_momentum}), each with λ of {dampings}.",
-        f"Seed {TUNING_SEED} is not among those of the table. The scores are on dev too, because GLUE's test labels are not "
-        "public. The paper does not say on what its grid search chose.",
-        "ζ*: each token is a row of the conditioner. ζ* reduce: the mean of a sentence's tokens is. Padding is left out of "
-        "both. All linear layers and embeddings are conditioned.",
+        NOTES["tiny"] if run.model == encoders.TINY else NOTES["encoder"].format(model=run.model),
+        NOTES["means"].format(seeds=run.seeds, epochs=plan.epochs),
+        _spent(store),
+        NOTES["grid"].format(plain=plain, own=own, dampings=dampings),
+        NOTES["chosen"],
+        NOTES["rows"],
+        *([NOTES["cuda"]] if device == "cuda" else []),
     ]
-    if device == "cuda":
-        notes.append("Trained on a GPU in bf16 (autocast), the weights in float32.")
-    for mode, timed in ratios.items():
-        shown = ", ".join(
-            f"{METHODS[name].label} {ratio['median']:.3f} × ({ratio['low']:.3f} to {ratio['high']:.3f})"
-            for name, ratio in timed["methods"].items()
-            if name != "gradient"
-        )
-        batches = "padded as in training" if mode == "eager" else "without padding, the step as one CUDA graph"
-        notes.append(f"Time of a step over that of ∇ with Adam, {mode} ({timed['workload']}, {batches}; quartiles): {shown}.")
-    if run.model == encoders.TINY:
-        return ["A smoke test: random weights and generated sentences say nothing about ζ*.", *notes]
-    other = "The paper's rows are of BERT-Base and BERT-Mini: compare the difference between the methods, not the scores."
-    return [f"The encoder is {run.model}. {other}", *notes]
+    batches = {"eager": "padded as in training", "captured": "without padding, the step as one CUDA graph"}
+    for mode, record in timed.items():
+        text = larger.ratios(record, METHODS, "{label} {median:.3f} × ({low:.3f} to {high:.3f})")
+        notes.append(NOTES["times"].format(mode=mode, workload=record["workload"], batches=batches[mode], text=text))
+    return notes
 
 
 EXPERIMENT = Experiment(

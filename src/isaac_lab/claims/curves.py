@@ -1,20 +1,55 @@
-"""Checks of claims about curves of training: Figures 2, 5 and A1."""
+"""Checks of claims about curves of training, Figures 2, 5 and A1: what "almost identical" or "unstable" means, in numbers."""
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from itertools import accumulate
 from statistics import fmean, median
 
-from isaac_lab.claims.checks import IDENTICAL, SAME, Test, behind, decide, scales, unknown, unstable
-from isaac_lab.claims.evidence import Check, Evidence, Finding
+import numpy as np
+
+from isaac_lab.claims.evidence import Check, Evidence, Finding, decide, unknown
+from isaac_lab.claims.grids import SAME, Test, behind, scales
+from isaac_lab.record import Record
 from isaac_lab.studies.paper.fig5 import SELECTIONS
 from isaac_lab.studies.paper.recipe import Outcome
 
+#: "Almost identical": so much relative difference of two losses; a line in a plot of a few decades is about as thick.
+IDENTICAL = 0.10
+#: "Unstable": diverged, or at some epoch a training loss so many times the lowest before it; noise between epochs is less.
+JUMP = 2.0
 FIG2, FIG2_SMALL, FIG5 = ("fig2", "a"), ("fig2", "b"), ("fig5", "a")
 #: Curves of Figure 2 and their names, and the dampings that are drawn and those that are not.
 METHODS = {"K-FAC": "kfac", "ζ": "zeta", "ζ*": "zeta_star"}
 DRAWN = [f"{group} {damping}" for group in METHODS.values() for damping in ("0.1", "0.01")]
 SMALLER = [f"{group} {damping}" for group in ("kfac", "zeta") for damping in ("0.001", "0.0001")]
+
+
+def curves(panel: tuple[str, str], groups: Sequence[str] = ()) -> Callable[[Test], Check]:
+    """The check that the curves of a panel pass a test, if it has been run with these groups."""
+
+    def made(test: Test) -> Check:
+        @wraps(test)
+        def check(evidence: Evidence) -> Finding:
+            outcome = evidence.outcome(*panel)
+            if outcome is None or any(group not in outcome.records for group in groups):
+                return unknown(f"missing: {' '.join(panel)}")
+            return decide(*test(outcome), outcome.label)
+
+        return check
+
+    return made
+
+
+def unstable(records: Sequence[Record]) -> bool:
+    """Whether a run diverged, or jumped to twice the lowest training loss it had; without records every rate diverged."""
+    return not records or not all(record.finished for record in records) or any(map(_jumps, records))
+
+
+def _jumps(record: Record) -> bool:
+    losses = record.column("train_loss")
+    before = [math.inf, *accumulate(losses, min)]
+    return any(not math.isfinite(loss) or loss > JUMP * lowest for loss, lowest in zip(losses, before, strict=False))
 
 
 def _final(outcome: Outcome, group: str) -> float:
@@ -23,6 +58,12 @@ def _final(outcome: Outcome, group: str) -> float:
     if not records or not all(record.finished for record in records):
         return math.inf
     return fmean(record.final("train_loss") for record in records)
+
+
+def _sorted(values: Mapping[str, float]) -> str:
+    """The lowest first, for people."""
+    ordered = sorted(values.items(), key=lambda item: item[1])
+    return ", ".join(f"{name} {'–' if math.isinf(value) else f'{value:.4g}'}" for name, value in ordered)
 
 
 def _by_step(outcome: Outcome, group: str) -> dict[int, float]:
@@ -37,59 +78,42 @@ def _by_step(outcome: Outcome, group: str) -> dict[int, float]:
 
 def _at_time(outcome: Outcome, group: str, per_step: float, seconds: float) -> float:
     """Training loss after so many seconds, straight between epochs on a logarithmic scale; infinite before the first epoch."""
-    records = outcome.records[group]
-    if not records or not all(record.finished for record in records):
+    if math.isinf(_final(outcome, group)):
         return math.inf
-    known = [(step * per_step, loss) for step, loss in _by_step(outcome, group).items()]
-    if not known or seconds < known[0][0]:
-        return math.inf
-    for (early, above), (late, below) in pairwise(known):
-        if early <= seconds <= late:
-            share = (seconds - early) / (late - early)
-            return math.exp((1 - share) * math.log(above) + share * math.log(below))
-    return known[-1][1]
-
-
-def curves(panel: tuple[str, str], test: Test, groups: Sequence[str] = ()) -> Check:
-    """A test of the curves of a panel, if it has been run with these groups."""
-
-    def check(evidence: Evidence) -> Finding:
-        outcome = evidence.outcome(*panel)
-        if outcome is None or any(group not in outcome.records for group in groups):
-            return unknown(f"missing: {' '.join(panel)}")
-        return decide(*test(outcome), outcome.label)
-
-    return check
+    known = _by_step(outcome, group)
+    times, losses = [step * per_step for step in known], [math.log(max(loss, 1e-300)) for loss in known.values()]
+    return math.exp(np.interp(seconds, times, losses, left=math.inf)) if known else math.inf
 
 
 def similar_and_cheaper(evidence: Evidence) -> Finding:
     """ζ* ends where K-FAC does, and its step takes at most half as long."""
-    costs = {name: evidence.ratio("cpu-1thread", "autoencoder", name) for name in ("zeta_star", "kfac")}
-    star, kfac = costs["zeta_star"], costs["kfac"]
+    star, kfac = (evidence.ratio("cpu-1thread", "autoencoder", name) for name in ("zeta_star", "kfac"))
     if star is None or kfac is None:
         return unknown("missing: K-FAC and ζ* on the auto-encoder, bench cpu-1thread")
 
-    def test(outcome: Outcome) -> tuple[bool, str]:
+    @curves(FIG2, ("zeta_star 0.1", "kfac 0.1"))
+    def check(outcome: Outcome) -> tuple[bool, str]:
         own, other = _final(outcome, "zeta_star 0.1"), _final(outcome, "kfac 0.1")
-        gap = behind(own, other)
         text = f"λ = 0.1: loss ζ* {own:.3g}, K-FAC {other:.3g}; time of a step × gradient: ζ* {star:.2f}, K-FAC {kfac:.1f}"
-        return gap <= SAME and kfac >= 2 * star, text
+        return behind(own, other) <= SAME and kfac >= 2 * star, text
 
-    return curves(FIG2, test, ("zeta_star 0.1", "kfac 0.1"))(evidence)
+    return check(evidence)
 
 
+@curves(FIG2, DRAWN)
 def almost_identical(outcome: Outcome) -> tuple[bool, str]:
     """K-FAC, ζ and ζ* at λ = 0.1 lie on each other."""
-    groups = ("kfac 0.1", "zeta 0.1", "zeta_star 0.1")
-    if any(math.isinf(_final(outcome, group)) for group in groups):
-        return False, f"diverged: {', '.join(group for group in groups if math.isinf(_final(outcome, group)))}"
-    curves = [_by_step(outcome, group) for group in groups]
-    spread = [max(values) / min(values) - 1 for values in zip(*(curve.values() for curve in curves), strict=True)]
-    ends = ", ".join(f"{name} {_final(outcome, group):.4g}" for name, group in zip(("K-FAC", "ζ", "ζ*"), groups, strict=True))
+    groups = {name: f"{group} 0.1" for name, group in METHODS.items()}
+    if lost := [group for group in groups.values() if math.isinf(_final(outcome, group))]:
+        return False, f"diverged: {', '.join(lost)}"
+    rows = zip(*(_by_step(outcome, group).values() for group in groups.values()), strict=True)
+    spread = [max(values) / min(values) - 1 for values in rows]
+    ends = ", ".join(f"{name} {_final(outcome, group):.4g}" for name, group in groups.items())
     text = f"at the end {ends}; difference at the end {spread[-1]:.1%}, median over epochs {median(spread):.1%}"
     return spread[-1] < IDENTICAL and median(spread) < IDENTICAL, text
 
 
+@curves(FIG2, DRAWN)
 def faster_convergence(outcome: Outcome) -> tuple[bool, str]:
     """One of the methods ends lower with λ = 0.01 than with λ = 0.1."""
     pairs = {name: (_final(outcome, f"{group} 0.1"), _final(outcome, f"{group} 0.01")) for name, group in METHODS.items()}
@@ -113,12 +137,14 @@ def _stability_text(outcome: Outcome, damping: float) -> str:
     return f"λ = {damping:g}: {', '.join(parts)}"
 
 
+@curves(FIG2, DRAWN)
 def only_star_is_unstable(outcome: Outcome) -> tuple[bool, str]:
     """At λ = 0.01 ζ* is unstable, K-FAC and ζ are not."""
     stable = _stability(outcome, 0.01)
     return stable["K-FAC"] and stable["ζ"] and not stable["ζ*"], _stability_text(outcome, 0.01)
 
 
+@curves(FIG2, ("zeta_star 0.1", "gradient"))
 def good_at_moderate_damping(outcome: Outcome) -> tuple[bool, str]:
     """ζ* at λ = 0.1 is stable and ends below ∇."""
     own, plain = _final(outcome, "zeta_star 0.1"), _final(outcome, "gradient")
@@ -126,6 +152,7 @@ def good_at_moderate_damping(outcome: Outcome) -> tuple[bool, str]:
     return stable and own < plain, f"ζ* at λ = 0.1 {'stable' if stable else 'unstable'}, loss {own:.4g}; ∇ {plain:.4g}"
 
 
+@curves(FIG2_SMALL, SMALLER)
 def unstable_below(outcome: Outcome) -> tuple[bool, str]:
     """K-FAC and ζ are unstable at the dampings that are not drawn."""
     lost = [not _stability(outcome, damping)[name] for damping in (0.001, 0.0001) for name in ("K-FAC", "ζ")]
@@ -134,37 +161,34 @@ def unstable_below(outcome: Outcome) -> tuple[bool, str]:
 
 def smallest_valid(evidence: Evidence) -> Finding:
     """The smallest λ at which K-FAC is stable is one that the paper names."""
-    first, second = evidence.outcome("fig2", "a"), evidence.outcome("fig2", "b")
-    if first is None or second is None:
-        return unknown(f"missing: {', '.join(f'fig2 {n}' for n, o in (('a', first), ('b', second)) if o is None)}")
-    where = {0.1: first, 0.01: first, 0.001: second, 0.0001: second}
-    stable = {damping: _stability(outcome, damping)["K-FAC"] for damping, outcome in where.items()}
+    found = {panel: outcome for panel in (FIG2, FIG2_SMALL) if (outcome := evidence.outcome(*panel))}
+    if missing := [" ".join(panel) for panel in (FIG2, FIG2_SMALL) if panel not in found]:
+        return unknown(f"missing: {', '.join(missing)}")
+    where = {0.1: FIG2, 0.01: FIG2, 0.001: FIG2_SMALL, 0.0001: FIG2_SMALL}
+    stable = {damping: _stability(found[panel], damping)["K-FAC"] for damping, panel in where.items()}
     text = "K-FAC: " + ", ".join(f"λ = {damping:g} {'stable' if own else 'unstable'}" for damping, own in stable.items())
     smallest = min((damping for damping, own in stable.items() if own), default=None)
-    return decide(smallest in (0.01, 0.001), text, scales({("fig2", "a"): first, ("fig2", "b"): second}))
+    return decide(smallest in (0.01, 0.001), text, scales(found))
 
 
 def best_per_time(evidence: Evidence) -> Finding:
     """In the time that ∇ takes, a ζ* curve gets lowest."""
-
-    def test(outcome: Outcome) -> tuple[bool, str]:
-        steps = max((record.points[-1]["step"] for record in outcome.records["gradient"]), default=0)
-        plain = steps * seconds.get("gradient", 0.0)
-        values = {group: _at_time(outcome, group, seconds[group], plain) for group in outcome.records}
-        ends = {group: "–" if math.isinf(value) else f"{value:.4g}" for group, value in sorted(values.items(), key=_second)}
-        text = f"training loss after {plain:.3g} s on one CPU thread, when ∇ is through: "
-        star = min(values[group] for group in values if group.startswith("zeta_star"))
-        lowest = star <= min(values.values()) and math.isfinite(star)
-        return lowest, text + ", ".join(f"{group} {value}" for group, value in ends.items())
-
     outcome = evidence.outcome(*FIG2)
     known = {group: evidence.seconds(*FIG2, group) for group in (outcome.records if outcome else ())}
     seconds = {group: value for group, value in known.items() if value is not None}
-    return unknown("missing: step times of fig2") if len(seconds) < len(known) else curves(FIG2, test)(evidence)
+    if len(seconds) < len(known):
+        return unknown("missing: step times of fig2")
 
+    @curves(FIG2)
+    def check(outcome: Outcome) -> tuple[bool, str]:
+        steps = max((record.points[-1]["step"] for record in outcome.records["gradient"]), default=0)
+        plain = steps * seconds.get("gradient", 0.0)
+        values = {group: _at_time(outcome, group, seconds[group], plain) for group in outcome.records}
+        star = min(values[group] for group in values if group.startswith("zeta_star"))
+        text = f"training loss after {plain:.3g} s on one CPU thread, when ∇ is through: {_sorted(values)}"
+        return star <= min(values.values()) and math.isfinite(star), text
 
-def _second(item: tuple[str, float]) -> float:
-    return item[1]
+    return check(evidence)
 
 
 def competitive(evidence: Evidence) -> Finding:
@@ -175,12 +199,12 @@ def competitive(evidence: Evidence) -> Finding:
     star = min(_final(first, "zeta_star 0.1"), _final(first, "zeta_star 0.01"))
     others = {group: _final(first, group) for group in ("gradient", "kfac 0.1", "kfac 0.01")}
     others |= {group: _final(second, group) for group in second.records}
-    gap = behind(star, min(others.values()))
-    ends = ", ".join(f"{group} {value:.4g}" for group, value in sorted(others.items(), key=_second))
-    text = f"final training loss ζ* {star:.4g}; {ends}"
-    return decide(gap <= SAME, text, scales({("figA1", "a"): first, ("figA1", "c"): second}))
+    text = f"final training loss ζ* {star:.4g}; {_sorted(others)}"
+    holds = behind(star, min(others.values())) <= SAME
+    return decide(holds, text, scales({("figA1", "a"): first, ("figA1", "c"): second}))
 
 
+@curves(FIG5)
 def selected_layers_beat(outcome: Outcome) -> tuple[bool, str]:
     """Each selection of layers ends below ∇, but for the last three layers."""
     plain = _final(outcome, "none")
@@ -191,6 +215,7 @@ def selected_layers_beat(outcome: Outcome) -> tuple[bool, str]:
     return all(value < plain for value in values.values()), f"{text} ({seeds})"
 
 
+@curves(FIG5)
 def individual_layers(outcome: Outcome) -> tuple[bool, str]:
     """Half of the selections of layers at least end below ∇."""
     plain = _final(outcome, "none")
@@ -199,6 +224,7 @@ def individual_layers(outcome: Outcome) -> tuple[bool, str]:
     return median(values) < plain, text
 
 
+@curves(FIG5)
 def last_three(outcome: Outcome) -> tuple[bool, str]:
     """ζ* in layers 3, 4, 5 ends where ∇ does."""
     own, plain = _final(outcome, "3-5"), _final(outcome, "none")
