@@ -81,24 +81,25 @@ def _embedding(layer: nn.Embedding, site: ConditionedLayer, input: Tensor) -> Te
     return F.embedding(input, weight, layer.padding_idx, None, 2.0, layer.scale_grad_by_freq, layer.sparse)
 
 
-def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tensor:
-    """How often each token occurs; in all ranks, where they condition together."""
+def _counts(input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> tuple[Tensor, Tensor | int]:
+    """How often each token occurs, and all of them together; in all ranks, where they condition together."""
     layer: Any = site.module
     run = site.run
     tokens = input.reshape(-1)
-    counted = torch.ones_like(tokens, dtype=torch.bool)
-    if layer.padding_idx is not None:
-        counted = tokens != layer.padding_idx
+    counted = None if layer.padding_idx is None else tokens != layer.padding_idx
     if mask is not None and mask.shape == input.shape:
         run.mask_met = True
-        counted = counted & mask.reshape(-1)
+        counted = mask.reshape(-1) if counted is None else counted & mask.reshape(-1)
     elif mask is not None and input.dim() > 1:
         run.mask_missed = input.shape
     counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
-    counts = counts.index_add(0, tokens, counted.to(counts.dtype))
-    if run.options.ranks is not None and run.options.when == "backward" and run.row_observer is None:
-        counts = run.options.ranks.total(site.name, counts)
-    return counts
+    each = counts.new_ones(()).expand(len(tokens)) if counted is None else counted.to(counts.dtype)
+    counts = counts.index_add(0, tokens, each)
+    ranks = run.options.ranks if run.options.when == "backward" and run.row_observer is None else None
+    if ranks is not None:
+        counts = ranks.total(site.name, counts)
+    # Small operations take the host of a GPU longer than the device: where all tokens count, it knows how many there are.
+    return counts, max(len(tokens), 1) if counted is None and ranks is None else counts.sum().clamp_min(1)
 
 
 def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLayer) -> Tensor:
@@ -108,7 +109,7 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
     if where is not None and run.row_observer is None and site.rests(where._replace(groups=0)):
         site.pass_by(where, g)
         return g
-    counts = _counts(input, mask, site)
+    counts, total = _counts(input, mask, site)
     if run.row_observer is not None:
         run.row_observer(site, counts)
         return g
@@ -118,14 +119,13 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
         if site.left is not None:
             site.left.append(g)
         return g
-    total, tokens = counts.sum().clamp_min(1), input.reshape(-1).long()
+    tokens = input.reshape(-1).long()
     damping, relative = run.damping_now()
-    if relative:
-        # One-hot rows as wide as the vocabulary have this mean square; their second moment is diagonal.
-        damping = relative_damping(
-            counts.amax() / total if relative == "largest" else counts.new_full((), 1 / len(counts)), damping
-        )
-    factors = 1 / (1 + counts / (total * damping))
+    if relative == "largest":
+        damping = relative_damping(counts.amax() / total, damping)
+    elif relative:
+        damping = damping / len(counts)  # one-hot rows as wide as the vocabulary have that mean square
+    factors = (counts / (total * damping)).add_(1).reciprocal_()
     if run.options.keep_norm:
         factors = factors * _lengthening(g, factors, counts, tokens)
     if run.inspecting:
@@ -159,7 +159,9 @@ def _scaled(g: Tensor, factors: Tensor, tokens: Tensor) -> Tensor:
     if torch.is_grad_enabled() or not has_values(g) or not g.is_contiguous():
         return (g * factors[:, None]).to(g.dtype)
     # The vocabulary may be much longer than the text. A token that occurs twice is written twice, with the same numbers.
-    return g.index_copy_(0, tokens, (g[tokens] * factors[tokens][:, None]).to(g.dtype))
+    wide = torch.promote_types(g.dtype, torch.float32)
+    done = g.index_select(0, tokens) * factors.index_select(0, tokens).to(wide)[:, None]
+    return g.index_copy_(0, tokens, done.to(g.dtype))
 
 
 @run_time.operator
