@@ -398,7 +398,8 @@ def test_muon_is_torchs_and_takes_a_kernel_as_the_matrix_that_it_is(layout: torc
     [("char-gpt", "muon"), ("cifar-resnet18", "muon"), *(("mnist-mlp", name) for name in ("soap", "schedule-free", "nadamw"))],
 )
 def test_captured_steps_follow_the_schedule(workload: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = (("learning_rate", 0.02), ("weight_decay", 0.1))
+    # At 0.02 rounding decides where NAdamW goes: weights that differ by a millionth end six per cent apart.
+    settings = (("learning_rate", 0.01 if name == "nadamw" else 0.02), ("weight_decay", 0.1))
     trial = Trial(workload, name, settings, schedule="cosine", steps=16, points=2, small=True)
     made, options = load(trial, device="cuda"), Options("cuda")
     (captured,) = train([trial], made, options)
