@@ -28,7 +28,7 @@ PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README
 
 
 def words(text: str) -> str:
-    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+    return " ".join(re.sub(r"<!--.*?-->|</?\w[^>]*>", " ", text, flags=re.DOTALL).split())
 
 
 @functools.cache

@@ -164,7 +164,9 @@ def test_what_the_readme_says_of_all_recipes_is_what_their_page_says() -> None:
         f"at full length {count['better']} of {whole} are better, {count['worse']} is worse, {count['undecided']} are undecided"
     )
     assert said in readme
-    assert f"of {whole} public recipes at their published length {count['better']} end better, {len(lower)} lower" in readme
+    assert f"of {whole} public recipes, trained whole, {count['better']} end better, {len(lower)} worse" in readme
+    ahead = [own.gain[0] < own.tuned[0] for own in found if own.p_tuned < LEVEL]
+    assert f"Plain at the best of five rates is ahead in {sum(ahead)}, behind in {len(ahead) - sum(ahead)}" in readme
     assert f"and {whole - count['better'] - len(lower)} show no difference" in readme
     assert "VAE and Diamonds are better than plain at its best rate too" in readme
     assert "The DeepONet is level with it, and the Fourier features are behind it" in readme
