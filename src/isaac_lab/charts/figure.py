@@ -32,37 +32,22 @@ class Look:
     width: float = 2
 
 
+#: Of optimizers that are shown with ISAAC and without.
+_PAIRS = {"sgd": "black", "momentum": "sky", "adam": "blue", "adamw": "blue", "muon": "red", "soap": "pink"}
+_PAIRS |= {"nesterov": "sky", "nadamw": "green", "schedule-free": "black", "kron": "grey"}
 #: One look for each method, in every figure. What conditions is solid, what it is compared with is broken.
 LOOKS: Mapping[str, Look] = {
     "gradient": Look("black", DASHED),
     "zeta": Look("blue"),
     "zeta_star": Look("red"),
     "kfac": Look("yellow", DOTTED),
-    "formula": Look("orange", DOTTED),
-    "sgd": Look("black", DASHED),
-    "sgd+isaac": Look("black"),
-    "momentum": Look("sky", DASHED),
-    "momentum+isaac": Look("sky"),
-    "adam": Look("blue", DASHED),
-    "adam+isaac": Look("blue"),
-    "adam+line": Look("orange"),
-    "adamw": Look("blue", DASHED),
-    "adamw+isaac": Look("blue"),
-    "adamw+isaac running": Look("green"),
-    "muon": Look("red", DASHED),
-    "muon+isaac": Look("red"),
-    "muon+isaac running": Look("orange"),
-    "soap": Look("pink", MIXED),
-    "soap+isaac": Look("pink"),
-    "nesterov": Look("sky", DASHED),
-    "nesterov+isaac": Look("sky"),
-    "nadamw": Look("green", DASHED),
-    "nadamw+isaac": Look("green"),
-    "schedule-free": Look("black", DASHED),
-    "schedule-free+isaac": Look("black"),
-    "kron": Look("grey", DASHED),
-    "kron+isaac": Look("grey"),
     "foof": Look("orange", DASHED),
+    "formula": Look("orange", DOTTED),
+    "adam+line": Look("orange"),
+    "adamw+isaac running": Look("green"),
+    "muon+isaac running": Look("orange"),
+    **{name: Look(hue, MIXED if name == "soap" else DASHED) for name, hue in _PAIRS.items()},
+    **{f"{name}+isaac": Look(hue) for name, hue in _PAIRS.items()},
 }
 
 
@@ -73,13 +58,7 @@ def look(name: str, number: int = 0) -> Look:
 
 @dataclass(frozen=True)
 class Method:
-    """A method in a figure: its name there, which is also its value in the data, and its look.
-
-    Args:
-        label: For people.
-        look: Of its lines and dots.
-        ours: Whether it is this library's.
-    """
+    """A method in a figure: its name there, which is also its value in the data, and its look."""
 
     label: str
     look: Look
@@ -115,15 +94,9 @@ class Control:
 
 @dataclass(frozen=True)
 class Chart:
-    """A pair of axes.
+    """A pair of axes, with words for those who do not see it (`alt`), and with its size in a file, in pixels.
 
-    Args:
-        id: Of its element on the page.
-        title: Above it.
-        alt: What it shows, for those who do not see it.
-        spec: Of Vega-Lite. "$name" stands for what a control says; colours are variables of the page's style.
-        values: The data.
-        picture: Width and height in a file, in pixels.
+    In its specification of Vega-Lite "$name" stands for what a control says; colours are variables of the page's style.
     """
 
     id: str
@@ -136,11 +109,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts with the same controls and methods.
+    """Charts side by side, with the same controls and methods.
 
     Args:
         id: Of its element on the page.
-        charts: Side by side.
+        charts: At least one.
         title: Of the picture; the page has headings of its own.
         subtitle: Below that: data, scale, seeds.
         controls: What a reader can choose.

@@ -1,4 +1,4 @@
-"""Curves of training, Figures 2, 5, A1 and A2: lines over time, steps or epochs, and their section of the page."""
+"""Curves of training, Figures 2, 5, A1 and A2: lines over time, steps or epochs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,14 +6,11 @@ from typing import Literal
 
 from isaac_lab.charts import lines
 from isaac_lab.charts.figure import DOTTED, Figure, Look, Method, identifier
-from isaac_lab.charts.lines import ONE_SEED, Axis, Line
-from isaac_lab.claims.evidence import Evidence
+from isaac_lab.charts.lines import ONE_SEED, Axis, Line, Panel
 from isaac_lab.record import Point, Record
-from isaac_lab.report import parts
-from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
-from isaac_lab.report.tables import Row, Table
-from isaac_lab.report.views import rate, setting, source
-from isaac_lab.studies.paper import EXPERIMENTS, fig5, figA1
+from isaac_lab.report.tables import Row, Table, table
+from isaac_lab.report.views import rate, setting
+from isaac_lab.studies.paper import fig5, figA1
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.trial import Trial
@@ -22,10 +19,9 @@ from isaac_lab.words import number, percent
 Quantity = Literal["train_loss", "test_loss", "test_accuracy"]
 
 QUANTITIES: tuple[Quantity, ...] = ("train_loss", "test_loss", "test_accuracy")
+TITLES = {"train_loss": "Training loss", "test_loss": "Test loss", "test_accuracy": "Test accuracy"}
 SECONDS_LOG = "Seconds (log)"
 BROKEN = (7, 4)
-TITLES = {"train_loss": "Training loss", "test_loss": "Test loss", "test_accuracy": "Test accuracy"}
-
 
 #: K-FAC and ζ are the same update, so that their curves may lie on each other: the lower one is thicker.
 AUTOENCODER = {
@@ -72,7 +68,7 @@ class Curves:
 
     title: str
     styles: Mapping[str, Method]
-    quantities: tuple[Quantity, ...]
+    quantities: tuple[Quantity, ...] = ("train_loss", "test_loss")
     across: tuple[str, str] = (SECONDS_LOG, "Epochs")
     shown: int = 1
     reading: str = ""
@@ -81,13 +77,10 @@ class Curves:
 #: By experiment.
 FIGURES: Mapping[str, Curves] = {
     "fig2": Curves(
-        "Figure 2: training loss of the auto-encoder, per time and per step",
-        AUTOENCODER,
-        ("train_loss", "test_loss"),
-        (SECONDS_LOG, "Steps"),
+        "Figure 2: training loss of the auto-encoder, per time and per step", AUTOENCODER, across=(SECONDS_LOG, "Steps")
     ),
     "fig5": Curves("Figure 5: ζ* in selected layers, training loss", LAYERS, QUANTITIES, reading=READING),
-    "figA1": Curves("Figure A1: the auto-encoder, more methods", MORE_METHODS, ("train_loss", "test_loss"), shown=2),
+    "figA1": Curves("Figure A1: the auto-encoder, more methods", MORE_METHODS, shown=2),
     "figA2": Curves(
         "Figure A2: ζ* in selected layers, test accuracy",
         LAYERS,
@@ -99,43 +92,43 @@ FIGURES: Mapping[str, Curves] = {
 
 def figure(view: View) -> Figure:
     """All groups that have a style, in their order."""
-    shown = FIGURES[view.experiment.id]
-    quantities = shown.quantities
-    drawn: list[Line] = []
-    methods: list[Method] = []
-    for name, method, outcome in _groups(view):
-        methods.append(method)
-        drawn += _lines(view, outcome, name, method.label)
-    horizontal = [Axis("step", "Steps", ",d"), Axis("epoch", "Epochs", ",d")]
+    shown, groups = FIGURES[view.experiment.id], _groups(view)
+    methods = [method for _, method, _ in groups]
+    drawn = [line for name, method, outcome in groups for line in _lines(view, outcome, name, method.label)]
+    across = [Axis("step", "Steps", ",d"), Axis("epoch", "Epochs", ",d")]
     if measured := any(value is not None for line in drawn for value in line.columns["seconds"]):
         label = clock_label(view)
-        horizontal += [Axis("seconds", label, ",.3~r", label="Seconds")]
-        horizontal += [Axis("seconds", label, label=SECONDS_LOG, logarithmic=True)]
-    vertical = [Axis(quantity, TITLES[quantity], _format(quantity), _domain(quantity, drawn)) for quantity in quantities]
-    log = quantities[0] != "test_accuracy"
-    controls = [lines.quantities(vertical), lines.scales(logarithmic_first=log), lines.axes(horizontal)]
-    controls += [lines.RUNS] if any(not line.over_seeds for line in drawn) else []
+        across += [Axis("seconds", label, ",.3~r", label="Seconds")]
+        across += [Axis("seconds", label, label=SECONDS_LOG, logarithmic=True)]
+    up = [Axis(quantity, TITLES[quantity], _format(quantity), _domain(quantity, drawn)) for quantity in shown.quantities]
     own = identifier("curve", view.experiment.id)
     alt = f"Curves of {len(methods)} methods: {view.experiment.shows}. {_lowest(drawn)} The last values are in the table below."
-    chart = lines.chart(own, "", alt, drawn, methods, [*horizontal[: 3 if measured else 2], *vertical])
-    bands = " Bands: from the lowest to the highest seed." if _seeds(view) > 1 else ""
-    note = f"{shown.reading}η is tuned for each curve.{bands}"
-    rows = [
-        tuple({"Quantity": axis.title, "Horizontal": x} for x in shown.across if measured or x != SECONDS_LOG)
-        for axis in vertical[: shown.shown]
-    ]
-    subtitle = f"{setting(view)}\n{note}"
-    return Figure(f"figure-{own}", (chart,), shown.title, subtitle, tuple(controls), tuple(methods), tuple(rows))
+    several = len({record.trial.seed for outcome in view.outcomes for record in outcome.all()}) > 1
+    bands = " Bands: from the lowest to the highest seed." if several else ""
+    wanted = [x for x in shown.across if measured or x != SECONDS_LOG]
+    return lines.figure(
+        f"figure-{own}",
+        [Panel(own, "", alt, drawn)],
+        methods,
+        up,
+        across,
+        logarithmic=shown.quantities[0] != "test_accuracy",
+        views=[[{"Quantity": axis.title, "Horizontal": x} for x in wanted] for axis in up[: shown.shown]],
+        title=shown.title,
+        subtitle=f"{setting(view)}\n{shown.reading}η is tuned for each curve.{bands}",
+    )
+
+
+def is_whole(view: View) -> bool:
+    """Whether every curve is there: Figure A1 is Figure 2 and more, without which it says nothing new."""
+    return len(_groups(view)) == len(FIGURES[view.experiment.id].styles)
 
 
 def _groups(view: View) -> list[tuple[str, Method, Outcome]]:
     """Those that have been run, with the panel that each is of."""
+    panels = {name: outcome for outcome in reversed(view.outcomes) for name in outcome.records}
     styles = FIGURES[view.experiment.id].styles
-    return [
-        (name, method, next(outcome for outcome in view.outcomes if name in outcome.records))
-        for name, method in styles.items()
-        if any(name in outcome.records for outcome in view.outcomes)
-    ]
+    return [(name, method, panels[name]) for name, method in styles.items() if name in panels]
 
 
 def _lines(view: View, outcome: Outcome, name: str, label: str) -> list[Line]:
@@ -143,8 +136,7 @@ def _lines(view: View, outcome: Outcome, name: str, label: str) -> list[Line]:
     records = outcome.records[name]
     runs = [_columns(view, outcome, name, record) for record in records]
     over = lines.mean(label, runs, "epoch", QUANTITIES)
-    diverged = any(record.status == "diverged" for record in records)
-    found = [replace(over, diverged=diverged)] if over else []
+    found = [replace(over, diverged=any(record.status == "diverged" for record in records))] if over else []
     if len(runs) > 1:
         for record, run in zip(records, runs, strict=True):
             found.append(Line(label, f"seed {record.trial.seed}", run, diverged=record.status == "diverged"))
@@ -168,11 +160,11 @@ def _format(quantity: str) -> str:
 
 def _domain(quantity: str, drawn: Sequence[Line]) -> tuple[float, float] | None:
     """The climb from chance level would press flat what matters of an accuracy: where the curves end."""
-    if quantity != "test_accuracy":
-        return None
     ends = [value for line in drawn for value in line.columns[quantity][-1:] if value is not None]
-    room = max(max(ends) - min(ends), 0.002) if ends else 1.0
-    return (max(0.0, min(ends) - 2 * room), min(1.0, max(ends) + 0.5 * room)) if ends else None
+    if quantity != "test_accuracy" or not ends:
+        return None
+    room = max(max(ends) - min(ends), 0.002)
+    return max(0.0, min(ends) - 2 * room), min(1.0, max(ends) + 0.5 * room)
 
 
 def _lowest(drawn: Sequence[Line]) -> str:
@@ -195,38 +187,8 @@ def epoch(point: Point, trial: Trial) -> int:
     return round(float(point["step"]) * trial.points / trial.steps)
 
 
-def _seeds(view: View) -> int:
-    return len({record.trial.seed for outcome in view.outcomes for record in outcome.all()})
-
-
-def section(evidence: Evidence, directory: str) -> Section:
-    """One figure for each experiment, at the largest scale at which all of it has been run."""
-    blocks: list[Block] = []
-    for name in FIGURES:
-        experiment = EXPERIMENTS[name]
-        blocks.append(Heading(identifier("curves", name), f"{experiment.name}: {experiment.shows}"))
-        view = next((view for view in evidence.views(name) if _is_whole(view)), None)
-        if view is None:
-            blocks.append(Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick"))
-            continue
-        timed = "Seconds are steps × the time of a step, measured alone on one CPU thread." if view.steps else ""
-        blocks += [Paragraph(f"{setting(view)}. {timed}"), _figure(view), source(view, directory)]
-    lead = (
-        "Training by ζ*, ζ, K-FAC and the gradient, each with a learning rate of its own. Where a line ends early, its run "
-        "diverged; a pointer near a line names its values."
-    )
-    return Section("curves", "Curves of the paper's figures", lead, tuple(blocks))
-
-
-def _is_whole(view: View) -> bool:
-    """Figure A1 is Figure 2 and a panel of its own, without which it says nothing new."""
-    own = {outcome.panel.name for outcome in view.outcomes}
-    first = FIGURES[view.experiment.id].styles
-    shown = {panel.name for panel in view.experiment.panels(view.scale) if any(group.name in first for group in panel.groups)}
-    return bool(own) and shown <= own
-
-
-def _figure(view: View) -> parts.Figure:
+def tables(view: View) -> list[Table]:
+    """Where each curve ends."""
     quantities = [quantity for quantity in QUANTITIES if quantity in FIGURES[view.experiment.id].quantities]
     ends = []
     for name, method, outcome in _groups(view):
@@ -237,8 +199,8 @@ def _figure(view: View) -> parts.Figure:
         cells += [rate(outcome, name), str(len(records)), str(diverged)]
         lost = diverged or outcome.rates[name] is None
         ends.append(Row(tuple(cells), method.ours, marks={len(cells) - 1: "bad"} if lost else {}))
-    headings = ("Method", *(TITLES[quantity] for quantity in quantities), "Learning rate", "Seeds", "Diverged")
-    return parts.Figure(figure(view), (Table("At the end; mean over seeds (lowest to highest).", headings, tuple(ends)),))
+    columns = ("Method", *(TITLES[quantity] for quantity in quantities), "Learning rate", "Seeds", "Diverged")
+    return [table(columns, ends, ("Method",), "At the end; mean over seeds (lowest to highest).")]
 
 
 def _range(over: Line, quantity: str) -> str:

@@ -36,6 +36,13 @@ def blocks(text: str, page: str = "the page") -> dict[str, str]:
     return found
 
 
+def escaped(text: str) -> str:
+    """With what would mean something in Markdown by chance escaped, but for `code` and **strong** words."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"(?<!\*)([*_<|])(?!\*)", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
 def filled(text: str, made: Mapping[str, Callable[[], str]], page: str = "the page") -> str:
     """The text with its blocks filled by those that are made here; blocks of others stay.
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from isaac_lab.report.docs import wrapped
-from isaac_lab.report.parts import made_by
+from isaac_lab.report.parts import Source
 from isaac_lab.report.tables import Table, table
 from isaac_lab.scaling.compute import plain_seconds
 from isaac_lab.scaling.overhead import AUTOMATIC, LIMIT, Overhead, best, overhead
@@ -75,7 +75,6 @@ class Cell:
         gpus: How many.
         seconds: Of a plain step.
         bytes: Of a plain step on one GPU, at its peak.
-        fits: Whether the plain step does.
         automatic: What `attach(model)` adds.
         setting: The one that stays below the limit or, if there is none, the fastest that fits; None if none does.
         reached: Whether it stays below the limit in time and bytes sent.
@@ -86,11 +85,15 @@ class Cell:
     gpus: int
     seconds: float
     bytes: float
-    fits: bool
     automatic: Overhead
-    setting: Setting | None = None
-    reached: bool = False
-    cost: Overhead | None = None
+    setting: Setting | None
+    reached: bool
+    cost: Overhead | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plain step does."""
+        return self.automatic.plain_fits
 
 
 def cells(plan: Plan) -> list[Cell]:
@@ -101,14 +104,12 @@ def cells(plan: Plan) -> list[Cell]:
 def cell(shape: Shape, work: Workload, plan: Plan) -> Cell:
     """One model with one workload."""
     automatic = overhead(shape, work, AUTOMATIC, plan.machine)
-    plain = plain_seconds(shape, work, plan.machine), sum(plain_memory(shape, work))
-    found = Cell(shape, work.gpus, *plain, automatic.plain_fits, automatic)
-    if not found.fits:
-        return found
-    reached, fastest = best(shape, work, plan.machine, limit=plan.limit)
+    fits = automatic.plain_fits
+    reached, fastest = best(shape, work, plan.machine, limit=plan.limit) if fits else (None, None)
     setting = reached or fastest
     cost = None if setting is None else overhead(shape, work, setting, plan.machine)
-    return dataclasses.replace(found, setting=setting, reached=reached is not None, cost=cost)
+    plain = plain_seconds(shape, work, plan.machine), sum(plain_memory(shape, work))
+    return Cell(shape, work.gpus, *plain, automatic, setting, reached is not None, cost)
 
 
 def automatic(found: Sequence[Cell], limit: float) -> Table:
@@ -117,7 +118,7 @@ def automatic(found: Sequence[Cell], limit: float) -> Table:
     body = []
     for one in found:
         line = [one.shape.name, str(one.gpus), _seconds(one.seconds), f"{one.bytes / 1e9:.1f}"]
-        body.append([*line, *(_costs(one.automatic, limit) if one.fits else ["does not fit", *[""] * len(COSTS)])])
+        body.append(line + (_costs(one.automatic, limit) if one.fits else ["does not fit", *[""] * len(COSTS)]))
     return table(headings, body, ("Model",))
 
 
@@ -168,7 +169,7 @@ def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], s
         "tokens": lambda: _tokens(plan),
         "assumptions": lambda: _assumptions(plan),
         **{f"checks-{kind}": partial(_checks, record, kind) for kind in KINDS},
-        "record": lambda: made_by("results/scaling/checks.json", record),
+        "record": lambda: Source.of(["results/scaling/checks.json"], [record]).markdown,
     }
 
 

@@ -37,7 +37,6 @@ class Table:
         rows: In their order.
         words: Numbers of the columns that hold words; all others hold numbers.
         note: Below it, small: how to read it.
-        folded: Whether it has to be opened.
     """
 
     kind: ClassVar[str] = "table"
@@ -46,7 +45,6 @@ class Table:
     rows: tuple[Row, ...]
     words: frozenset[int] = frozenset({0})
     note: str = ""
-    folded: bool = False
 
     def markdown(self) -> str:
         """As Markdown, ours bold, without caption and note."""
@@ -97,21 +95,19 @@ class Table:
         return replace(self, columns=tuple(self.columns[old] for old in places), rows=tuple(rows), words=words)
 
     def _html(self, row: Row, words: Callable[[str], str]) -> str:
-        first = f'<th scope="row">{words(row.cells[0])}</th>\n'
+        first, *others = enumerate(row.cells)
+        cells = "".join(
+            f"<td{self._class(place, cell, row.marks.get(place, ''))}>{words(_figures(cell))}</td>\n" for place, cell in others
+        )
         if row.note:
             cells = f'<td class="words note" colspan="{len(self.columns) - 1}">{words(row.note)}</td>\n'
-        else:
-            classes = [self._class(place, cell, row.marks.get(place, "")) for place, cell in enumerate(row.cells)]
-            named = list(zip(classes, row.cells, strict=True))[1:]
-            cells = "".join(f"<td{own}>{words(_figures(cell))}</td>\n" for own, cell in named)
         ours = ' class="ours"' if row.ours else ""
-        return f"<tr{ours}>\n{first}{cells}</tr>\n"
+        return f'<tr{ours}>\n<th scope="row">{words(first[1])}</th>\n{cells}</tr>\n'
 
     def _class(self, place: int, cell: str = "", mark: str = "") -> str:
         """Words are to the left, and long ones have room."""
-        parts = ["words"] if place in self.words else []
-        parts += ["wide"] if place in self.words and len(cell) > 24 else []
-        names = " ".join([*parts, *([mark] if mark else [])])
+        known = {"words": place in self.words, "wide": place in self.words and len(cell) > 24, mark: bool(mark)}
+        names = " ".join(name for name, there in known.items() if there)
         return f' class="{names}"' if names else ""
 
     def _whole(self, row: Row) -> tuple[str, ...]:
@@ -121,12 +117,17 @@ class Table:
 
 
 def table(
-    columns: Sequence[str], body: Iterable[Sequence[str]], words: Iterable[str] | None = None, caption: str = ""
+    columns: Sequence[str],
+    body: Iterable[Row | Sequence[str]],
+    words: Iterable[str] | None = None,
+    caption: str = "",
+    note: str = "",
 ) -> Table:
-    """From headings and cells; `words` names the columns that hold words, all of them unless given."""
+    """From headings and rows or cells; `words` names the columns that hold words, all of them unless given."""
     named = set(columns) if words is None else set(words)
     places = frozenset(place for place, heading in enumerate(columns) if heading in named)
-    return Table(caption, tuple(columns), tuple(Row(tuple(cells)) for cells in body), places)
+    rows = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in body)
+    return Table(caption, tuple(columns), rows, places, note)
 
 
 def _one_line(cell: str) -> str:
