@@ -189,8 +189,8 @@ def scaling_curves(record: Record) -> Figure:
         [Axis("ratio", "Time of a ζ* step over that of a plain one", ".3~g")],
         [Axis("size", "Batch size or width", ",d", logarithmic=True)],
         logarithmic=False,
-        title=f"What ζ* costs, three linear layers: {title(record)}",
-        subtitle="1 is the plain step.",
+        title="What ζ* costs, three linear layers",
+        subtitle=f"{title(record)}. 1 is the plain step.",
     )
 
 

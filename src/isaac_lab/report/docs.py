@@ -39,7 +39,7 @@ def blocks(text: str, page: str = "the page") -> dict[str, str]:
 def escaped(text: str) -> str:
     """With what would mean something in Markdown by chance escaped, but for `code` and **strong** words."""
     parts = text.split("`")
-    parts[::2] = [re.sub(r"(?<!\*)([*_<|])(?!\*)", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"(?<!\*)([*_|]|<(?=\S))(?!\*)", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
 
 

@@ -61,7 +61,7 @@ def build(results: Path) -> str:
     evidence = Evidence(results / "reproduce", results / "bench")
     found = ledger(evidence)
     folders = tuple(f"{name}/{part}" for part in ("race", "reproduce", "bench") if (results / part).is_dir())
-    grids, curves, larger = (paper.section(id, evidence, f"{name}/reproduce") for id in paper.SECTIONS)
+    grids, curves, larger = (paper.section(part, evidence, f"{name}/reproduce") for part in paper.SECTIONS)
     sections = [
         headline.section(evidence, races, counts(found), folders),
         race.section(races),

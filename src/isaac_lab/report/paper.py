@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from isaac_lab.charts.draw import pictures
@@ -11,7 +10,8 @@ from isaac_lab.claims.evidence import Evidence
 from isaac_lab.record import Record, Store
 from isaac_lab.report import costs, curves, grids, larger, parts
 from isaac_lab.report.parts import Block, Heading, Missing, Notes, Section, Source
-from isaac_lab.report.tables import Row, Table, table as made
+from isaac_lab.report.tables import Table
+from isaac_lab.report.tables import table as made
 from isaac_lab.report.views import calls_of, setting, source
 from isaac_lab.studies import numbers
 from isaac_lab.studies.paper import EXPERIMENTS, tab2
@@ -87,10 +87,10 @@ def trained(view: View) -> list[str]:
     found = []
     for outcome in view.outcomes:
         calls = [call for call in calls_of(view, outcome) if "panel" in call]
-        how = ", ".join(dict.fromkeys(f"{call['executor']} on {call['device']}" for call in calls if "device" in call))
+        hows = [" on ".join(call[key] for key in ("executor", "device") if key in call) for call in calls]
         if calls:
             runs, seconds = (sum(call[key] for call in calls) for key in ("runs", "seconds"))
-            found.append(f"Panel {outcome.panel.name}: {runs} runs trained in {seconds:.1f} s ({how}).")
+            found.append(f"Panel {outcome.panel.name}: {runs} runs trained in {seconds:.1f} s ({', '.join(dict.fromkeys(hows))}).")
     return found
 
 
@@ -117,13 +117,13 @@ def blocks(view: View, about: Summary, directory: str) -> list[Block]:
         about: Its summary, of an experiment without panels.
         directory: What the page calls the folder of the experiments.
     """
-    id, scale = view.experiment.id, view.scale.name
-    tables = tuple(TABLES[id](view, about))
-    shown = parts.Figure(FIGURES[id](view, about), f"{id}-{scale}", tables, small=id not in curves.FIGURES)
+    name, scale = view.experiment.id, view.scale.name
+    tables = tuple(TABLES[name](view, about))
+    shown = parts.Figure(FIGURES[name](view, about), f"{name}-{scale}", tables, small=name not in curves.FIGURES)
     if view.outcomes:
         timed = " Seconds are steps × the time of a step, measured alone on one CPU thread." if view.steps else ""
         return [f"{setting(view)}.{timed}", shown, Notes(tuple(trained(view))), source(view, directory)]
-    own, where = table(view, about), Source.of([f"{directory}/{id}/{scale}"], [about])
+    own, where = table(view, about), Source.of([f"{directory}/{name}/{scale}"], [about])
     return [f"{about['model']} · scale “{scale}”.", shown, *([own] if own else []), Notes(tuple(about["notes"])), where]
 
 

@@ -77,7 +77,7 @@ class Source:
         """All of it, in a paragraph."""
         records, commands = (", ".join(f"`{name}`" for name in names) for names in (self.records, self.commands))
         versions = f" · {'; '.join(self.versions)}" if self.versions else ""
-        return wrapped(f"Record: {records}. Command: {commands}. {self.about}{versions}.")
+        return wrapped(f"Record: {records}, by {commands}; {self.about}{versions}.")
 
 
 def _machine(machine: Mapping[str, Any]) -> str:

@@ -15,7 +15,8 @@ from isaac_lab.report import parts, race_rules
 from isaac_lab.report.docs import DocsError
 from isaac_lab.report.parts import Block, Heading, Missing, Notes, Section, Source
 from isaac_lab.report.race_rules import LETTERS
-from isaac_lab.report.tables import Row, Table, table as made
+from isaac_lab.report.tables import Row, Table
+from isaac_lab.report.tables import table as made
 from isaac_lab.stats import LEVEL
 from isaac_lab.studies import numbers
 from isaac_lab.studies.race.race import BELOW_ONE, COURSES
@@ -345,19 +346,19 @@ def section(found: Sequence[Summary]) -> Section:
 
 def _all(found: Sequence[Summary]) -> list[Block]:
     """Each race with its picture, its tables and what a reader has to know of them."""
-    made: dict[str, list[Block]] = {}
+    shown: dict[str, list[Block]] = {}
     for summary in found:
         data, workload = summary.data, summary.data["workload"]
         # Of several scales the largest has the short name.
-        id = identifier(workload) if identifier(workload) not in made else identifier(workload, summary.scale)
+        name = identifier(workload) if identifier(workload) not in shown else identifier(workload, summary.scale)
         about = [data["data"], f"{data['steps']:,} steps of {data['batch']:,}", f"{data['seeds']} seeds", data["mode"]]
-        made[id] = [
-            Heading(f"race-{id}", f"{data['title']}, scale “{summary.scale}”"),
+        shown[name] = [
+            Heading(f"race-{name}", f"{data['title']}, scale “{summary.scale}”"),
             (f"**{SMOKE}** " if summary.scale == "smoke" else "") + f"{' · '.join(about)}.",
-            parts.Figure(figure(data, f"curve-{id}"), f"race-{workload}-{summary.scale}"),
+            parts.Figure(figure(data, f"curve-{name}"), f"race-{workload}-{summary.scale}"),
             table(data),
             *([compared(data), clocks(data)] if data.get("rules") else []),
             Notes(tuple(said(data))),
             Source.of([summary.name], [data]),
         ]
-    return [block for own in made.values() for block in own]
+    return [block for own in shown.values() for block in own]

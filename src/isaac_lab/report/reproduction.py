@@ -45,13 +45,12 @@ def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
 
 
 def _section(experiment: Experiment, ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> str:
-    id = experiment.id
-    found: list[Block] = [Heading(id, experiment.name), f"{experiment.shows[0].upper()}{experiment.shows[1:]}."]
-    views = paper.views(evidence, id)
+    name, views = experiment.id, paper.views(evidence, experiment.id)
+    found: list[Block] = [Heading(name, experiment.name), f"{experiment.shows[0].upper()}{experiment.shows[1:]}."]
+    found += [] if views else [Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick")]
     for view in views:
-        found += paper.blocks(view, evidence.summary(id, view.scale.name), "results/reproduce")
-    found += [] if views else [Missing(experiment.name, f"isaac-newton reproduce {id} --scale quick")]
-    claims = [_claim(claim, finding) for claim, finding in ledger if claim.about == id]
+        found += paper.blocks(view, evidence.summary(name, view.scale.name), "results/reproduce")
+    claims = [_claim(claim, finding) for claim, finding in ledger if claim.about == name]
     claims = claims or ["No sentence of the paper about this figure alone can be checked."]
     return "\n\n".join([parts.markdown(found, pictures), *claims])
 

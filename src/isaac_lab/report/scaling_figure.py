@@ -27,10 +27,10 @@ def figure(plan: Plan) -> Figure:
         methods.append(Method(f"the first setting below {percent}", Look("green", (2, 3)), ours=True))
         drawn.append(_line(methods[-1].label, reached))
     methods.append(Method(f"limits: {percent}, and all of the GPU's memory", Look("grey", (2, 3), 1.2)))
-    ends = {"time": 100 * plan.limit, "memory": machine.memory / 1e9}
-    limits = {name: [end for _ in plan.shapes] for name, end in ends.items()}
-    sizes = {"parameters": [shape.parameters for shape in plan.shapes]}
-    drawn.append(Line(methods[-1].label, "limit", sizes | limits, over_seeds=True))
+    limits: dict[str, list[float | None]] = {"parameters": [shape.parameters for shape in plan.shapes]}
+    for name, limit in (("time", 100 * plan.limit), ("memory", machine.memory / 1e9)):
+        limits[name] = [limit for _ in plan.shapes]
+    drawn.append(Line(methods[-1].label, "limit", limits, over_seeds=True))
     alt = "What settings of ζ* add to the time and to the peak memory of a step, by size of the model."
     subtitle = (
         f"A cost model, not a measurement: {plan.middle} × {machine.name}, FSDP2, {work.tokens:,} tokens per GPU. "
