@@ -183,7 +183,13 @@ TAB1 = {
     "columns": ["CoLA (Matthews)", "MRPC (F1)"],
     "rows": [
         {"label": "∇", "model": "a small BERT", "method": "plain", "ours": False, "cells": [cell(0.412), None]},
-        {"label": "ζ* everywhere", "model": "a small BERT", "method": "made up", "ours": True, "cells": [cell(0.437), cell(0.871)]},
+        {
+            "label": "ζ* everywhere",
+            "model": "a small BERT",
+            "method": "made up",
+            "ours": True,
+            "cells": [cell(0.437), cell(0.871)],
+        },
     ],
     "notes": [f"A note {EVIL}."],
 }
@@ -458,7 +464,10 @@ def test_all_scales_are_shown_and_smoke_tests_are_marked(tmp_path: Path, made_up
     assert [summary.scale for summary in found] == ["full", "quick"]
     blocks = race_page.section(found).blocks
     assert [block.id for block in blocks if isinstance(block, Heading)] == ["race-mnist-mlp", "race-mnist-mlp-quick"]
-    assert [block.shown.charts[0].id for block in blocks if isinstance(block, Figure)] == ["curve-mnist-mlp", "curve-mnist-mlp-quick"]
+    assert [block.shown.charts[0].id for block in blocks if isinstance(block, Figure)] == [
+        "curve-mnist-mlp",
+        "curve-mnist-mlp-quick",
+    ]
     text = Elements(made_up_text).text
     assert text.count("Smoke test: it shows that the code runs") == 1
     assert "A small GPT (smoke test, n = 3)" in text

@@ -1,26 +1,18 @@
 """What a figure is: charts of Vega-Lite, controls that say what they show, and methods with one look everywhere."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, TypeAlias
 
 Spec: TypeAlias = Mapping[str, Any]
 #: By the label of a control, the label of the choice that is made.
 View: TypeAlias = Mapping[str, str]
 
-#: The palette of Okabe and Ito, which colour-blind readers can tell apart; on white, and on the page `var(--hue-…)`.
-HUES = {
-    "black": "#000000",
-    "orange": "#e69f00",
-    "sky": "#56b4e9",
-    "green": "#009e73",
-    "yellow": "#c9b900",
-    "blue": "#0072b2",
-    "red": "#d55e00",
-    "pink": "#cc79a7",
-    "grey": "#888888",
-}
-DASHED, DOTTED, MIXED = (6, 4), (2, 3), (8, 3, 2, 3)
+_KNOWN = tomllib.loads((files(__package__) / "looks.toml").read_text(encoding="utf-8"))
+HUES: Mapping[str, str] = _KNOWN["hues"]
+DASHED, MIXED = (6, 4), (8, 3, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -31,23 +23,16 @@ class Look:
     dash: tuple[int, ...] = ()
     width: float = 2
 
+    @classmethod
+    def of(cls, hue: str, dash: Sequence[int] = (), width: float = 2) -> "Look":
+        """From data."""
+        return cls(hue, tuple(dash), width)
 
-#: Of optimizers that are shown with ISAAC and without.
-_PAIRS = {"sgd": "black", "momentum": "sky", "adam": "blue", "adamw": "blue", "muon": "red", "soap": "pink"}
-_PAIRS |= {"nesterov": "sky", "nadamw": "green", "schedule-free": "black", "kron": "grey"}
-#: One look for each method, in every figure. What conditions is solid, what it is compared with is broken.
+
 LOOKS: Mapping[str, Look] = {
-    "gradient": Look("black", DASHED),
-    "zeta": Look("blue"),
-    "zeta_star": Look("red"),
-    "kfac": Look("yellow", DOTTED),
-    "foof": Look("orange", DASHED),
-    "formula": Look("orange", DOTTED),
-    "adam+line": Look("orange"),
-    "adamw+isaac running": Look("green"),
-    "muon+isaac running": Look("orange"),
-    **{name: Look(hue, MIXED if name == "soap" else DASHED) for name, hue in _PAIRS.items()},
-    **{f"{name}+isaac": Look(hue) for name, hue in _PAIRS.items()},
+    **{name: Look.of(**own) for name, own in _KNOWN["looks"].items()},
+    **{name: Look(hue, DASHED) for name, hue in _KNOWN["pairs"].items()},
+    **{f"{name}+isaac": Look(hue) for name, hue in _KNOWN["pairs"].items()},
 }
 
 
@@ -109,27 +94,17 @@ class Chart:
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts side by side, with the same controls and methods.
-
-    Args:
-        id: Of its element on the page.
-        charts: At least one.
-        title: Of the picture; the page has headings of its own.
-        subtitle: Below that: data, scale, seeds.
-        controls: What a reader can choose.
-        methods: Which can be shown or not; the legend of the picture.
-        views: What the picture shows of the controls, row by row; the first choice of each that a view does not name.
-        caption: Below it: how to read it.
-    """
+    """Charts side by side, with the same controls and methods."""
 
     id: str
     charts: tuple[Chart, ...]
-    title: str = ""
-    subtitle: str = ""
+    title: str = ""  # of the picture; the page has headings of its own
+    subtitle: str = ""  # data, scale, seeds
     controls: tuple[Control, ...] = ()
-    methods: tuple[Method, ...] = ()
+    methods: tuple[Method, ...] = ()  # that can be shown or not; the legend of the picture
+    #: What the picture shows of the controls, row by row; the first choice of each that a view does not name.
     views: tuple[tuple[View, ...], ...] = (({},),)
-    caption: str = ""
+    caption: str = ""  # below it: how to read it
 
     @property
     def alt(self) -> str:

@@ -28,42 +28,26 @@ Columns = Mapping[str, Sequence[float | None]]
 
 @dataclass(frozen=True)
 class Line:
-    """A method's values, of one seed or over seeds.
+    """A method's values, of one seed or over seeds; over seeds the columns "…_low" and "…_high" hold the range."""
 
-    Args:
-        method: The label of its `Method`.
-        run: "seed 0", "mean of 3 seeds".
-        columns: What was measured.
-        over_seeds: Whether it is the mean; then the columns "…_low" and "…_high" hold the range.
-        diverged: Whether it ends because training did: a cross. A column "diverged" says at which points else there is one.
-    """
-
-    method: str
-    run: str
+    method: str  # the label of its `Method`
+    run: str  # "seed 0", "mean of 3 seeds"
     columns: Columns
     over_seeds: bool = False
+    #: Whether it ends because training did: a cross. A column "diverged" says at which points else there is one.
     diverged: bool = False
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A column as an axis.
-
-    Args:
-        field: Its name in the data.
-        title: Of the axis.
-        format: How tooltips and ticks write it, in the language of d3.
-        domain: What of it is shown; the data's own unless given.
-        logarithmic: How it is divided; only of a horizontal axis.
-        label: Of the control; the title unless given.
-    """
+    """A column as an axis."""
 
     field: str
     title: str
-    format: str = ",.4~r"
-    domain: tuple[float, float] | None = None
-    logarithmic: bool = False
-    label: str = ""
+    format: str = ",.4~r"  # of tooltips and ticks, in the language of d3
+    domain: tuple[float, float] | None = None  # the data's own unless given
+    logarithmic: bool = False  # only of a horizontal axis
+    label: str = ""  # of the control; the title unless given
 
     @property
     def name(self) -> str:

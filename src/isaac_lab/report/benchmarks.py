@@ -19,36 +19,19 @@ from isaac_lab.charts.draw import pictures
 from isaac_lab.charts.figure import Figure, Look, Method, look
 from isaac_lab.charts.lines import Axis, Line, Panel
 from isaac_lab.records import write, write_whole
-from isaac_lab.report import parts
+from isaac_lab.report import WORDS, parts
 from isaac_lab.report.parts import Block, Heading, Source
 from isaac_lab.report.tables import Row, Table, table
 
 Record = dict[str, Any]
 
-NAMES = {
-    "gradient": "gradient",
-    "paper": "ζ* as printed",
-    "zeta_star": "ζ*",
-    "zeta": "ζ",
-    "kfac": "K-FAC",
-    "zeta_star reduce": "ζ*, reduce",
-    "zeta_star expand": "ζ*, expand",
-    "zeta_star last layer": "ζ*, last layer only",
-}
+NAMES, MODES = (WORDS["bench"][key] for key in ("names", "modes"))
 KINDS = ("table2", "scaling", "shapes", "models", "grid")
-MODES = {"cuda-captured": "GPU, the whole step as one CUDA graph", "cuda-eager": "GPU, eager", "cpu-1thread": "CPU, one thread"}
-
 #: Columns of words; all others hold numbers.
 LEFT = ("Model", "Method", "Size", "What", "Verdict", "Record")
-
 CURVES = (Method("measured, with quartiles", look("zeta_star"), ours=True), Method("multiply-adds", Look("grey", (6, 4))))
 SCALED = {"batch": "By batch size, at width {}", "width": "By width, at batch size {}"}
 RATIO = {"ratio": "median", "ratio_low": "low", "ratio_high": "high"}
-
-CAPTION = (
-    "A step is zero_grad, forward, backward and the optimizer's; its time is the median over the rounds. × gradient: the time "
-    "over that of the plain gradient in the same round, median (quartiles). MB: a million bytes."
-)
 
 
 def blocks(records: Mapping[str, Record], figures: Path) -> dict[str, Callable[[], str]]:
@@ -72,8 +55,8 @@ def _records(kind: str, records: Mapping[str, Record], figures: Path) -> str:
 
 
 def _shown(name: str, record: Record) -> list[Block]:
-    left_out = f"Left out, because a point would take longer than its budget: {'; '.join(record.get('left_out', ()))}."
-    return [as_table(record), *([left_out] if record.get("left_out") else []), Source.of([name], [record])]
+    left_out = [WORDS["bench"]["left_out"].format(points="; ".join(points)) for points in [record.get("left_out")] if points]
+    return [as_table(record), *left_out, Source.of([name], [record])]
 
 
 def markdown(name: str, record: Record) -> str:
@@ -221,7 +204,7 @@ def show(record: Record, out: Path, console: Console) -> None:
         kept = [place for place, heading in enumerate(shown.columns) if heading not in ("Model", "Paper MB")]
         for title, own in itertools.groupby(shown.rows, key=lambda row: row.cells[0]):
             console.print(replace(shown, rows=tuple(own), caption=f"{title}, {record['mode']}").only(kept).terminal())
-    console.print(CAPTION)
+    console.print(WORDS["bench"]["caption"])
     if record.get("left_out"):
         console.print(f"Left out (--budget): {'; '.join(record['left_out'])}.")
     console.print(f"Record: {path}\n", markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from isaac_lab.bench.standing import standings
 from isaac_lab.bench.steps import BASELINE
 from isaac_lab.charts import dots
 from isaac_lab.charts.figure import Chart, Figure, Method, identifier, look
-from isaac_lab.report import parts
+from isaac_lab.report import WORDS, parts
 from isaac_lab.report.benchmarks import MODES, NAMES, bars, entry, memory_ratio, title
 from isaac_lab.report.parts import Block, Heading, Missing, Section, Source
 from isaac_lab.report.tables import Row, Table, table
@@ -21,26 +21,19 @@ LOOKS = tuple(Method(label, look("formula" if name == "paper" else name)) for na
 MODELS = {"autoencoder": "auto-encoder"}
 #: By quantity what it is, and what a bar calls it.
 QUANTITIES = {"time": ("Time", "ratio"), "memory": ("Peak memory", "memory")}
-CAPTION = (
-    "Over the plain gradient step, log scale. Filled: ours, with quartiles. Hollow diamond: the paper's table. Upright stroke: "
-    "the bar set beforehand."
-)
-COMPARED = (
-    "Times the plain gradient step. In parentheses: the same ratio in the paper's table, on its machines. †: above the bar "
-    "set beforehand."
-)
+NOTES = WORDS["costs"]
 
 
 def figure(records: Mapping[str, Record], quantity: str, *, heading: str = "") -> Figure:
     """A chart for each record that has any; `quantity` is a key of `QUANTITIES`."""
     charts = tuple(_chart(name, record, quantity) for name, record in records.items() if points(record, quantity))
-    return Figure(f"figure-{quantity}", charts, heading, CAPTION, methods=LOOKS, caption=CAPTION)
+    return Figure(f"figure-{quantity}", charts, heading, NOTES["picture"], methods=LOOKS, caption=NOTES["picture"])
 
 
 def both(records: Mapping[str, Record], *, heading: str) -> Figure:
     """Times and, after them, memory."""
     charts = [chart for quantity in QUANTITIES for chart in figure(records, quantity).charts]
-    return Figure("figure-table2", tuple(charts), heading, CAPTION, methods=LOOKS)
+    return Figure("figure-table2", tuple(charts), heading, NOTES["picture"], methods=LOOKS)
 
 
 def _chart(name: str, record: Record, quantity: str) -> Chart:
@@ -110,19 +103,11 @@ def section(records: Mapping[str, Record], directory: str) -> Section:
         found += [parts.Figure(figure(chosen, quantity), small=True), _compared(list(chosen.values()), quantity)]
     reached = standings(records)
     missed = [value > limit for _, _, limit, value, _ in reached if value is not None]
-    text = (
-        f"Bars are what this project set itself as the most a step may cost, all at λ = {DAMPING:g}. Of {len(missed)} that "
-        f"were measured, {sum(missed)} are missed. Every number of every record is in docs/benchmarks.md."
-    )
+    text = NOTES["bars"].format(damping=DAMPING, measured=len(missed), missed=sum(missed))
     found += [Heading("bars", "The bars"), text, bars(records)]
     names = dict.fromkeys([*shown, *(name for *_, name in reached if name)])
     found += [Source.of([f"{directory}/{name}"], [records[name]]) for name in names]
-    lead = (
-        "What a training step costs over the plain gradient step, at the paper's batch of 60, beside the paper's own Table 2. "
-        "1 × is as fast as the plain step. A step is zero_grad, forward, backward and SGD. The methods take turns in one "
-        "process."
-    )
-    return Section("costs", "What a step costs: Table 2", lead, tuple(found))
+    return Section.of("costs", found)
 
 
 def _compared(records: Sequence[Record], quantity: str) -> Table:
@@ -146,4 +131,4 @@ def _compared(records: Sequence[Record], quantity: str) -> Table:
             cells.append(text + (" †" if missed else ""))
         rows.append(Row(tuple(cells), method == METHODS["zeta_star"], marks=marks))
     columns = ("Where", "Method", *models)
-    return table(columns, rows, columns[:2], f"{QUANTITIES[quantity][0]} of a step: ours (the paper's)", COMPARED)
+    return table(columns, rows, columns[:2], f"{QUANTITIES[quantity][0]} of a step: ours (the paper's)", NOTES["compared"])

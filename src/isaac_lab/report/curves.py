@@ -1,13 +1,14 @@
 """Curves of training, Figures 2, 5, A1 and A2: lines over time, steps or epochs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Any
 
 from isaac_lab.charts import lines
-from isaac_lab.charts.figure import DOTTED, Figure, Look, Method, identifier
+from isaac_lab.charts.figure import Figure, Look, Method, identifier
 from isaac_lab.charts.lines import ONE_SEED, Axis, Line, Panel
 from isaac_lab.record import Point, Record
+from isaac_lab.report import WORDS
 from isaac_lab.report.tables import Row, Table, table
 from isaac_lab.report.views import rate, setting
 from isaac_lab.studies.paper import fig5, figA1
@@ -16,78 +17,23 @@ from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.trial import Trial
 from isaac_lab.words import number, percent
 
-Quantity = Literal["train_loss", "test_loss", "test_accuracy"]
-
-QUANTITIES: tuple[Quantity, ...] = ("train_loss", "test_loss", "test_accuracy")
 TITLES = {"train_loss": "Training loss", "test_loss": "Test loss", "test_accuracy": "Test accuracy"}
+QUANTITIES = tuple(TITLES)
 SECONDS_LOG = "Seconds (log)"
-BROKEN = (7, 4)
-
-#: K-FAC and ζ are the same update, so that their curves may lie on each other: the lower one is thicker.
-AUTOENCODER = {
-    "kfac 0.1": Method("K-FAC, λ = 0.1", Look("yellow", width=4.5)),
-    "kfac 0.01": Method("K-FAC, λ = 0.01", Look("yellow", BROKEN, 4.5)),
-    "zeta 0.1": Method("ζ, λ = 0.1", Look("blue", width=2.6)),
-    "zeta 0.01": Method("ζ, λ = 0.01", Look("blue", BROKEN, 2.6)),
-    "zeta_star 0.1": Method("ζ*, λ = 0.1", Look("red"), ours=True),
-    "zeta_star 0.01": Method("ζ*, λ = 0.01", Look("red", BROKEN), ours=True),
-    "gradient": Method("∇ (SGD)", Look("black")),
-}
-MORE_METHODS = {
-    **AUTOENCODER,
-    "kfac 600": Method(f"K-FAC, λ = {figA1.DAMPING:g}, batch {figA1.BATCH}", Look("yellow", DOTTED, 3.5)),
-    "gradient 600": Method(f"∇ (SGD), batch {figA1.BATCH}", Look("black", DOTTED)),
-    "momentum": Method("SGD with momentum", Look("grey")),
-    "adam": Method("Adam", Look("pink")),
-}
-LAYERS = {
-    "all": Method("ζ* in all layers", Look("red", width=2.6), ours=True),
-    "1": Method("ζ* in layer 1", Look("blue"), ours=True),
-    "5": Method("ζ* in layer 5", Look("sky"), ours=True),
-    "1-3": Method("ζ* in layers 1, 2, 3", Look("green"), ours=True),
-    "3-5": Method("ζ* in layers 3, 4, 5", Look("pink"), ours=True),
-    "odd": Method("ζ* in layers 1, 3, 5", Look("orange", BROKEN), ours=True),
-    "even": Method("ζ* in layers 2, 4", Look("yellow", BROKEN), ours=True),
-    "none": Method("∇ in all layers", Look("black", width=2.6)),
-}
-READING = f"λ = {fig5.DAMPING:g}. "
 
 
-@dataclass(frozen=True)
-class Curves:
-    """What a figure shows.
-
-    Args:
-        title: Of the picture.
-        styles: By group, how its curve looks.
-        quantities: What can be seen.
-        across: Horizontal axes of the picture.
-        shown: The picture has a row for each of so many quantities.
-        reading: How to read it.
-    """
-
-    title: str
-    styles: Mapping[str, Method]
-    quantities: tuple[Quantity, ...] = ("train_loss", "test_loss")
-    across: tuple[str, str] = (SECONDS_LOG, "Epochs")
-    shown: int = 1
-    reading: str = ""
+def _styles(names: Sequence[str]) -> dict[str, Method]:
+    """By group, how its curve looks."""
+    found = {}
+    for group, own in ((group, own) for name in names for group, own in WORDS["styles"][name].items()):
+        label = own["label"].format(damping=f"{figA1.DAMPING:g}", batch=figA1.BATCH)
+        found[group] = Method(label, Look.of(**{key: own[key] for key in own if key != "label"}), label.startswith("ζ*"))
+    return found
 
 
-#: By experiment.
-FIGURES: Mapping[str, Curves] = {
-    "fig2": Curves(
-        "Figure 2: training loss of the auto-encoder, per time and per step", AUTOENCODER, across=(SECONDS_LOG, "Steps")
-    ),
-    "fig5": Curves("Figure 5: ζ* in selected layers, training loss", LAYERS, QUANTITIES, reading=READING),
-    "figA1": Curves("Figure A1: the auto-encoder, more methods", MORE_METHODS, shown=2),
-    "figA2": Curves(
-        "Figure A2: ζ* in selected layers, test accuracy",
-        LAYERS,
-        ("test_accuracy", "train_loss", "test_loss"),
-        reading=READING,
-    ),
-}
+#: By experiment what its figure shows, and by group how its curve looks.
+FIGURES: Mapping[str, Mapping[str, Any]] = WORDS["curves"]
+STYLES = {name: _styles(own["styles"]) for name, own in FIGURES.items()}
 
 
 def figure(view: View) -> Figure:
@@ -100,34 +46,35 @@ def figure(view: View) -> Figure:
         label = clock_label(view)
         across += [Axis("seconds", label, ",.3~r", label="Seconds")]
         across += [Axis("seconds", label, label=SECONDS_LOG, logarithmic=True)]
-    up = [Axis(quantity, TITLES[quantity], _format(quantity), _domain(quantity, drawn)) for quantity in shown.quantities]
+    up = [Axis(quantity, TITLES[quantity], _format(quantity), _domain(quantity, drawn)) for quantity in shown["quantities"]]
     own = identifier("curve", view.experiment.id)
     alt = f"Curves of {len(methods)} methods: {view.experiment.shows}. {_lowest(drawn)} The last values are in the table below."
     several = len({record.trial.seed for outcome in view.outcomes for record in outcome.all()}) > 1
     bands = " Bands: from the lowest to the highest seed." if several else ""
-    wanted = [x for x in shown.across if measured or x != SECONDS_LOG]
+    wanted = [x for x in shown["across"] if measured or x != SECONDS_LOG]
+    reading = shown["reading"].format(layers=f"{fig5.DAMPING:g}")
     return lines.figure(
         f"figure-{own}",
         [Panel(own, "", alt, drawn)],
         methods,
         up,
         across,
-        logarithmic=shown.quantities[0] != "test_accuracy",
-        views=[[{"Quantity": axis.title, "Horizontal": x} for x in wanted] for axis in up[: shown.shown]],
-        title=shown.title,
-        subtitle=f"{setting(view)}\n{shown.reading}η is tuned for each curve.{bands}",
+        logarithmic=shown["quantities"][0] != "test_accuracy",
+        views=[[{"Quantity": axis.title, "Horizontal": x} for x in wanted] for axis in up[: shown["rows"]]],
+        title=shown["title"],
+        subtitle=f"{setting(view)}\n{reading}η is tuned for each curve.{bands}",
     )
 
 
 def is_whole(view: View) -> bool:
     """Whether every curve is there: Figure A1 is Figure 2 and more, without which it says nothing new."""
-    return len(_groups(view)) == len(FIGURES[view.experiment.id].styles)
+    return len(_groups(view)) == len(STYLES[view.experiment.id])
 
 
 def _groups(view: View) -> list[tuple[str, Method, Outcome]]:
     """Those that have been run, with the panel that each is of."""
     panels = {name: outcome for outcome in reversed(view.outcomes) for name in outcome.records}
-    styles = FIGURES[view.experiment.id].styles
+    styles = STYLES[view.experiment.id]
     return [(name, method, panels[name]) for name, method in styles.items() if name in panels]
 
 
@@ -189,7 +136,7 @@ def epoch(point: Point, trial: Trial) -> int:
 
 def tables(view: View) -> list[Table]:
     """Where each curve ends."""
-    quantities = [quantity for quantity in QUANTITIES if quantity in FIGURES[view.experiment.id].quantities]
+    quantities = [quantity for quantity in QUANTITIES if quantity in FIGURES[view.experiment.id]["quantities"]]
     ends = []
     for name, method, outcome in _groups(view):
         over = next((line for line in _lines(view, outcome, name, method.label) if line.over_seeds), None)

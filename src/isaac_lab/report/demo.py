@@ -12,19 +12,12 @@ from isaac_lab.charts.draw import pictures
 from isaac_lab.charts.figure import Figure, Method, look
 from isaac_lab.charts.lines import Axis, Panel
 from isaac_lab.record import Record, Store
-from isaac_lab.report import parts, tables
+from isaac_lab.report import WORDS, parts, tables
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.stats import contrast
 from isaac_lab.studies import demo as studies
 from isaac_lab.studies.demo import FRAMES, Summary, summarize
 from isaac_lab.workload import load
-
-NOTE = (
-    "PSNR: of the pixels that are fitted, more is better; mean of {seeds} ± standard deviation. p: Welch, two-sided, against "
-    "Adam; from 0.05 on no difference is shown. To Adam's end: steps until the mean PSNR is measured at or above the one that "
-    "Adam ends with. Seconds: of so many steps. ms: of a step on this device ({device}), methods taking "
-    "turns. Every method's rate was chosen by 12 runs on another photograph."
-)
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,10 @@ def table(shown: Shown) -> Table:
         cells += ["never", "–"] if steps is None else [str(steps), f"{steps * own.seconds:.1f}"]
         rows.append(Row((own.method.name, *cells, f"{1e3 * own.seconds:.1f}"), "+" in own.method.method))
     return tables.table(
-        [*columns, "Seconds", "ms"], rows, ("Method",), note=NOTE.format(seeds=shown.seeds, device=shown.device)
+        [*columns, "Seconds", "ms"],
+        rows,
+        ("Method",),
+        note=WORDS["demo"]["table"].format(seeds=shown.seeds, device=shown.device),
     )
 
 
@@ -99,8 +95,12 @@ def photographs(shown: Shown, folder: Path | None = None) -> Figure:
         if own is shown.summaries[0]:  # in each row it would make the picture's file larger by a sixth
             rows.append({"row": own.method.name, "column": "the photograph", "url": _url(original), "words": ""})
     alt = f"The photograph as fitted after {', '.join(map(str, FRAMES))} steps. " + " ".join(what_one_sees(shown))
-    subtitle = "One seed, each method at its own tuned rate, warm-up and cosine. Numbers: PSNR in dB, more is better."
-    return Figure("figure-photograph", (mosaic.chart("photograph", alt, rows),), "A photograph growing sharp", subtitle)
+    return Figure(
+        "figure-photograph",
+        (mosaic.chart("photograph", alt, rows),),
+        "A photograph growing sharp",
+        WORDS["demo"]["photographs"],
+    )
 
 
 def curves(shown: Shown) -> Figure:

@@ -1,9 +1,12 @@
 """Grids of dampings as heat maps."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from isaac_lab.charts import heat
 from isaac_lab.charts.figure import Figure, identifier
+from isaac_lab.report import WORDS
 from isaac_lab.report.tables import Table, table
 from isaac_lab.report.views import rate, setting
 from isaac_lab.studies.paper.folder import View
@@ -12,13 +15,8 @@ from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.words import damping, number, percent
 
 READING = "Numbers: log₁₀ of the loss{accuracy}. Brighter is better; frames mark the best cell of ζ and of ζ*; ×: diverged."
-#: By experiment, the title of its picture, and whether that has the accuracy too.
-TITLES = {
-    "fig1": ("Figure 1: training loss and test accuracy, 5-layer ReLU network", True),
-    "fig3": ("Figure 3: training loss of the auto-encoder, SGD", False),
-    "fig4": ("Figure 4: 5-layer ReLU network, Adam", True),
-    "figA3": ("Figure A3: as Figure 1, with the empirical Fisher (natural gradient)", True),
-}
+#: By experiment.
+FIGURES: Mapping[str, Mapping[str, Any]] = WORDS["grids"]
 
 
 def cells(outcome: Outcome) -> list[heat.Cell]:
@@ -32,8 +30,8 @@ def cells(outcome: Outcome) -> list[heat.Cell]:
 
 
 def figure(view: View) -> Figure:
-    """A map for each panel: losses in a row and, where `TITLES` says so, accuracies below them."""
-    title, accuracy = TITLES[view.experiment.id]
+    """A map for each panel: losses in a row and, where `FIGURES` says so, accuracies below them."""
+    title, accuracy = (FIGURES[view.experiment.id][key] for key in ("title", "accuracy"))
     own = identifier("map", view.experiment.id, view.scale.name)
     charts = []
     for outcome in view.outcomes:

@@ -9,11 +9,6 @@ from isaac_lab.report.parts import Section, Source, Tile, Tiles
 from isaac_lab.report.race import Summary
 from isaac_lab.studies.race.standings import lowest, pairs
 
-LEAD = (
-    "ISAAC conditions the gradient of each weight by the curvature that the layer's own inputs carry: one b × b inverse per "
-    "layer, no second backward pass, no state, and any optimizer on top. This page shows what our records say of it, next to "
-    "what its paper says."
-)
 MODES = {"cuda-eager": "eager on a GPU", "cuda-captured": "as one CUDA graph", "cpu-1thread": "on one CPU thread"}
 
 
@@ -27,7 +22,7 @@ def section(evidence: Evidence, races: Sequence[Summary], verdicts: Mapping[str,
         records: Folders that all of it comes from.
     """
     tiles = (*_race([race for race in races if race.scale != "smoke"]), *_cost(evidence), _claims(verdicts))
-    return Section("summary", "In short", LEAD, (Tiles(tiles), Source(tuple(records), ("isaac-newton report",))))
+    return Section.of("summary", [Tiles(tiles), Source(tuple(records), ("isaac-newton report",))])
 
 
 def _race(found: Sequence[Summary]) -> list[Tile]:

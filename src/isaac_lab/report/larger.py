@@ -7,6 +7,7 @@ from typing import Any
 from isaac_lab.charts import dots, lines
 from isaac_lab.charts.figure import Figure, Look, Method, identifier, look
 from isaac_lab.charts.lines import Axis, Line, Panel
+from isaac_lab.report import WORDS
 from isaac_lab.report.tables import Row, Table, table
 from isaac_lab.studies.paper import fig6
 from isaac_lab.studies.paper.folder import View
@@ -17,14 +18,7 @@ Record = Mapping[str, Any]
 #: With fewer epochs there is no end to enlarge.
 FEWEST = 6
 #: By the name of a way to condition. The gradient and ζ* look as everywhere.
-LOOKS: Mapping[str, Look] = {
-    "none": look("gradient"),
-    "gradient": look("gradient"),
-    "last": look("zeta_star"),
-    "expand": look("zeta_star"),
-    "reduce": Look("green"),
-    "max_rows": Look("orange", (6, 4)),
-}
+LOOKS = {name: Look.of(**own) for name, own in WORDS["styles"]["larger"].items()}
 
 
 def courses(summary: Record, id: str = "fig6") -> Figure:

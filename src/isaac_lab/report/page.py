@@ -14,22 +14,13 @@ from typing import Any
 from isaac_lab.claims import counts, ledger
 from isaac_lab.claims.evidence import Claim, Evidence, Finding
 from isaac_lab.records import installed, origin
-from isaac_lab.report import costs, headline, paper, race
+from isaac_lab.report import WORDS, costs, headline, paper, race
 from isaac_lab.report.parts import Block, Figure, Ledger, Missing, Section, Source
 from isaac_lab.report.tables import table
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.words import versions_of
 
 ASSETS = files("isaac_lab.report") / "assets"
-CLAIMS = (
-    "Every sentence of the paper that can be checked, with the test that decides it and the verdict of our records. The "
-    "tests were written before the records, but for those of Table 2, which take their thresholds from the paper's own "
-    "words. Scale says which records decide."
-)
-AGAIN = (
-    "The page is made from records alone; nothing on it is typed by hand but the paper's sentences and figures, the tests "
-    "and the bars."
-)
 
 
 class PageError(RuntimeError):
@@ -76,8 +67,8 @@ def build(results: Path) -> str:
 
 def _claims(found: Sequence[tuple[Claim, Finding]], records: Sequence[str]) -> Section:
     names = {claim.about: EXPERIMENTS[claim.about].name for claim, _ in found}
-    shown = Ledger(found, counts(found), names), Source(tuple(records), ("isaac-newton claims",))
-    return Section("claims", "The paper's claims", CLAIMS, shown)
+    source = Source(tuple(records), ("isaac-newton claims",))
+    return Section.of("claims", [Ledger(found, counts(found), names), source])
 
 
 def _again(blocks: Sequence[Block]) -> Section:
@@ -93,15 +84,12 @@ def _again(blocks: Sequence[Block]) -> Section:
         each = (own.days, ", ".join(own.commits), "; ".join(own.machines), "; ".join(own.versions))
         rows.append((name, *(cell or "–" for cell in each)))
     missing = "; ".join(f"{block.what} (`{block.command}`)" for block in blocks if isinstance(block, Missing))
-    text = (
-        "`pip install 'isaac-newton[lab,report]'`, then `isaac-newton report` in a checkout. The commands that made the "
-        "records stand with the figures."
-    )
-    found: list[Block] = [text, f"This page: {versions_of(about)}, {charts}, commit {about['commit'] or 'unknown'}."]
+    made = f"This page: {versions_of(about)}, {charts}, commit {about['commit'] or 'unknown'}."
+    found: list[Block] = [WORDS["sections"]["again"]["how"], made]
     found += [f"Not there yet: {missing}."] if missing else []
     columns = ("Record", "Day", "Commit", "Machine", "Versions")
     found.append(table(columns, rows, caption="The records behind this page"))
-    return Section("again", "Make this page again", AGAIN, tuple(found))
+    return Section.of("again", found)
 
 
 @cache

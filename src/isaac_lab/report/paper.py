@@ -24,7 +24,7 @@ Summary = Mapping[str, Any]
 HEADING = "Table 2: time and memory of a step, relative to the plain gradient step"
 #: Of a view and, where an experiment has no panels, its summary.
 FIGURES: Mapping[str, Callable[[View, Summary], Figure]] = {
-    **dict.fromkeys(grids.TITLES, lambda view, about: grids.figure(view)),
+    **dict.fromkeys(grids.FIGURES, lambda view, about: grids.figure(view)),
     **dict.fromkeys(curves.FIGURES, lambda view, about: curves.figure(view)),
     "fig6": lambda view, about: larger.courses(about),
     "tab1": lambda view, about: larger.scores(about),
@@ -32,7 +32,7 @@ FIGURES: Mapping[str, Callable[[View, Summary], Figure]] = {
 }
 #: The numbers behind a figure.
 TABLES: Mapping[str, Callable[[View, Summary], list[Table]]] = {
-    **dict.fromkeys(grids.TITLES, lambda view, about: grids.tables(view)),
+    **dict.fromkeys(grids.FIGURES, lambda view, about: grids.tables(view)),
     **dict.fromkeys(curves.FIGURES, lambda view, about: curves.tables(view)),
     **dict.fromkeys(("fig6", "tab1"), lambda view, about: larger.tables(about)),
 }
@@ -90,7 +90,9 @@ def trained(view: View) -> list[str]:
         hows = [" on ".join(call[key] for key in ("executor", "device") if key in call) for call in calls]
         if calls:
             runs, seconds = (sum(call[key] for call in calls) for key in ("runs", "seconds"))
-            found.append(f"Panel {outcome.panel.name}: {runs} runs trained in {seconds:.1f} s ({', '.join(dict.fromkeys(hows))}).")
+            found.append(
+                f"Panel {outcome.panel.name}: {runs} runs trained in {seconds:.1f} s ({', '.join(dict.fromkeys(hows))})."
+            )
     return found
 
 
@@ -132,33 +134,14 @@ def views(evidence: Evidence, id: str) -> list[View]:
     return [view for view in evidence.views(id) if view.outcomes or evidence.summary(id, view.scale.name)]
 
 
-SECTIONS = {
-    "grids": (
-        "Heat maps of the dampings",
-        "What the two dampings do: λ_g grows to the right up to ζ* (∞), λ_a grows downwards, and the plain gradient ∇ is the "
-        "corner. Bright is good, frames mark the best cell of ζ and of ζ*, × is a run that diverged. A number in a cell is "
-        "log₁₀ of the loss, or the accuracy in percent; a pointer on a cell shows the rest.",
-        tuple(grids.TITLES),
-    ),
-    "curves": (
-        "Curves of the paper's figures",
-        "Training by ζ*, ζ, K-FAC and the gradient, each with a learning rate of its own. Where a line ends early, its run "
-        "diverged; a pointer near a line names its values.",
-        tuple(curves.FIGURES),
-    ),
-    "larger": (
-        "Larger models: Table 1 and Figure 6",
-        "A language model fine-tuned on three tasks (the paper's Table 1), and a ResNet-18 on images (its Figure 6).",
-        ("tab1", "fig6"),
-    ),
-}
+#: Of the HTML page: which experiments each shows.
+SECTIONS = {"grids": tuple(grids.FIGURES), "curves": tuple(curves.FIGURES), "larger": ("tab1", "fig6")}
 
 
 def section(id: str, evidence: Evidence, directory: str) -> Section:
     """Of the HTML page: these experiments at every scale; curves at the largest one that has all of them."""
-    title, lead, experiments = SECTIONS[id]
     found: list[Block] = []
-    for name in experiments:
+    for name in SECTIONS[id]:
         experiment, known = EXPERIMENTS[name], views(evidence, name)
         if id == "curves":
             known = [view for view in known if curves.is_whole(view)][:1]
@@ -166,4 +149,4 @@ def section(id: str, evidence: Evidence, directory: str) -> Section:
         found += [] if known else [Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick")]
         for view in known:
             found += blocks(view, evidence.summary(name, view.scale.name), directory)
-    return Section(id, title, lead, tuple(found))
+    return Section.of(id, found)

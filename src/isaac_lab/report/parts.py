@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 from isaac_lab.charts import figure
 from isaac_lab.charts.draw import draw
 from isaac_lab.claims.evidence import Claim, Finding
+from isaac_lab.report import WORDS
 from isaac_lab.report.docs import escaped, wrapped
 from isaac_lab.report.tables import Table
 from isaac_lab.words import versions_of
@@ -137,6 +138,12 @@ class Section:
     title: str
     lead: str
     blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, id: str, blocks: Iterable[Block]) -> "Section":
+        """With the title and the lead of words.toml."""
+        known = WORDS["sections"][id]
+        return cls(id, known["title"], known["lead"], tuple(blocks))
 
 
 def markdown(blocks: Iterable[Block], pictures: Path, level: int = 2) -> str:

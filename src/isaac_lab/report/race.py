@@ -11,10 +11,9 @@ from isaac_lab.charts.draw import pictures
 from isaac_lab.charts.figure import Figure, Method, identifier, look
 from isaac_lab.charts.lines import Axis, Line, Panel, Target
 from isaac_lab.record import Store
-from isaac_lab.report import parts, race_rules
+from isaac_lab.report import WORDS, parts, race_rules
 from isaac_lab.report.docs import DocsError
 from isaac_lab.report.parts import Block, Heading, Missing, Notes, Section, Source
-from isaac_lab.report.race_rules import LETTERS
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.report.tables import table as made
 from isaac_lab.stats import LEVEL
@@ -35,7 +34,7 @@ CEILING = 1.5
 OLD = ("mnist-autoencoder", "char-gpt")
 #: Of the lines of ours, and of the others.
 WIDTHS = {True: 2.6, False: 1.6}
-SMOKE = "Smoke test: it shows that the code runs, and nothing of the methods."
+NOTES = WORDS["race"]
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,7 @@ def table(summary: Record) -> Table:
     columns = ["Method", "Settings", f"{summary['quantity_title']} at {steps}", *summary["metric_titles"].values()]
     columns += ["Steps to target", "Seconds to target", "ms per step", "n"]
     methods = sorted(summary["methods"], key=lambda method: ended(method, higher=summary.get("higher", False)))
-    note = "Mean ± standard deviation over seeds, the best at the end first. (2 of 3): so many seeds reached the target."
-    if summary.get("rules"):
-        note += " To the target: the median over seeds, in which a seed that misses it is infinite (∞)."
+    note = " ".join(NOTES[name] for name in ("table", *(["ruled"] if summary.get("rules") else [])))
     caption = f"{summary['title']}: at the budget of {steps}, and to the target"
     return made(columns, [_row(method, summary, len(columns)) for method in methods], columns[:2], caption, note)
 
@@ -109,7 +106,10 @@ def _style(quantity: str) -> str:
 
 
 def _settings(method: Record) -> str:
-    words = [f"{LETTERS[name]} {value:{'.4g' if name in BELOW_ONE else '.2g'}}" for name, value in method["settings"].items()]
+    words = [
+        f"{NOTES['letters'][name]} {value:{'.4g' if name in BELOW_ONE else '.2g'}}"
+        for name, value in method["settings"].items()
+    ]
     return " ".join(words) + (" (edge)" if method["edge"] else "")
 
 
@@ -142,7 +142,7 @@ def compared(summary: Record) -> Table:
         verdict = "not shown" if own["holm"] >= LEVEL else "better" if sign * own["value"] > 0 else "worse"
         numbers = (f"{own['value']:+.3g}", f"{own['p']:.2g}", f"{own['holm']:.2g}")
         rows.append(Row((*(labels[name] for name in own["names"]), *numbers, verdict), verdict == "better"))
-    note = f"Mean difference over {summary['seeds']} seeds, paired t-test, adjusted by Holm for all comparisons of this table."
+    note = NOTES["compared"].format(seeds=summary["seeds"])
     columns = ("Method", "With", "Difference", "p", "p, Holm", "Verdict")
     return made(columns, rows, ("Method", "With", "Verdict"), "Compared at the end", note)
 
@@ -157,11 +157,7 @@ def clocks(summary: Record) -> Table:
             control = _milliseconds(method["control"].get(method["mode"])) if method["ours"] else ""
             rows.append(Row((method["label"], *both, control, "–" if ready is None else f"{ready:.2g}"), method["ours"]))
     columns = ("Method", "Eager, ms", "Captured, ms", f"{CONTROL.removeprefix(', ')}, ms", "Ready, s")
-    note = (
-        "Median of a step, methods taking turns, nobody else on the device. Captured: as one CUDA graph, where it can be. "
-        "Ready: to make, compile and capture it, the machine's first one included."
-    )
-    return made(columns, rows, ("Method",), "The time of a step", note)
+    return made(columns, rows, ("Method",), "The time of a step", NOTES["clocks"])
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -213,9 +209,8 @@ def ends(found: Sequence[Summary], *, once: bool = False) -> Table:
             rows.append(Row((title, pair.label, *means, shown, winner), marks={4: mark} if mark else {}))
             title, winner = ("", "") if once else (title, winner)
     columns = ("Workload", "Optimizer", "Loss alone", "Loss with ISAAC", "p", "Lowest of all")
-    note = "Means over n seeds. p: Welch's t-test, of races with rules paired and adjusted by Holm; from 0.05 on no difference "
     caption = "Loss at the end of the budget, alone and with ISAAC"
-    return made(columns, rows, ("Workload", "Optimizer", "Lowest of all"), caption, note + "is shown.")
+    return made(columns, rows, ("Workload", "Optimizer", "Lowest of all"), caption, NOTES["ends"])
 
 
 def write(store: Store) -> dict[str, Any]:
@@ -262,7 +257,7 @@ def figure(summary: Record, name: str = "race") -> Figure:
         views=(({"Horizontal": "Steps"}, *([{"Horizontal": logarithmic.label}] if timed else [])),),
         title=summary["title"],
         subtitle=_subtitle(summary),
-        caption="Solid: with ISAAC. Broken, same colour: the same optimizer without it.",
+        caption=NOTES["caption"],
     )
 
 
@@ -300,11 +295,12 @@ def _columns(curve: Record, ceiling: float) -> dict[str, list[float | None]]:
 
 
 def _subtitle(summary: Record) -> str:
+    smoke = f"{NOTES['smoke']} " if summary["scale"] == "smoke" else ""
     left = [method["label"] for method in summary["methods"] if not method["n"]]
     missing = f" Not run: {', '.join(left)}." if left else ""
     how = "each in one CUDA graph where it can be" if summary["mode"] == "captured" else "eager"
     return (
-        f"{SMOKE + ' ' if summary['scale'] == 'smoke' else ''}Mean of {summary['seeds']} seeds; bands from the lowest to the "
+        f"{smoke}Mean of {summary['seeds']} seeds; bands from the lowest to the "
         f"highest. {len(summary['methods']) - len(left)} methods, {summary['trials']} tuning trials each. Seconds of training "
         f"steps, {how}. In the legend: who reaches the target first comes first.{missing}"
     )
@@ -333,15 +329,8 @@ def blocks(races: Path, pictures: Path) -> dict[str, Callable[[], str]]:
 
 def section(found: Sequence[Summary]) -> Section:
     """All races on the page, the answer first."""
-    lead = (
-        "ISAAC beside the optimizers that people would pick instead. **Races at the scales full and quick are short and "
-        "unevenly tuned, from before there were rules: read them as "
-        "a first look.** The network, data, batch and initial weights are the same. Each method had the same number of trials, "
-        "but not the same search. The target is the loss of AdamW's worst seed. The target on CoLA lies just below predicting "
-        "by frequency, so that race measures nothing. The page docs/integrity.md says what was withdrawn."
-    )
     answer: list[Block] = [ends(found)] if found else [Missing("The race", "isaac-newton race --scale standard")]
-    return Section("race", "The race", lead, (*answer, *_all(found)))
+    return Section.of("race", [*answer, *_all(found)])
 
 
 def _all(found: Sequence[Summary]) -> list[Block]:
@@ -354,7 +343,7 @@ def _all(found: Sequence[Summary]) -> list[Block]:
         about = [data["data"], f"{data['steps']:,} steps of {data['batch']:,}", f"{data['seeds']} seeds", data["mode"]]
         shown[name] = [
             Heading(f"race-{name}", f"{data['title']}, scale “{summary.scale}”"),
-            (f"**{SMOKE}** " if summary.scale == "smoke" else "") + f"{' · '.join(about)}.",
+            (f"**{NOTES['smoke']}** " if summary.scale == "smoke" else "") + f"{' · '.join(about)}.",
             parts.Figure(figure(data, f"curve-{name}"), f"race-{workload}-{summary.scale}"),
             table(data),
             *([compared(data), clocks(data)] if data.get("rules") else []),

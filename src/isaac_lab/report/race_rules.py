@@ -1,10 +1,11 @@
 """The rules of the race for people: what all workloads share, what is searched, and a table for each workload."""
 
+from isaac_lab.report import WORDS
 from isaac_lab.report.tables import Row, Table, table
 from isaac_lab.studies.race.race import BELOW_ONE, COURSES, ENTRANTS, RULES, SCALES, Course, entrants
 
-#: The letters of the paper for what is tuned.
-LETTERS = {"learning_rate": "η", "second_rate": "η₂", "beta2": "β₂", "momentum": "μ", "damping": "λ"}
+#: Of the paper, for what is tuned.
+LETTERS = WORDS["race"]["letters"]
 RULE = ("Rule", "What")
 
 
@@ -32,20 +33,11 @@ def _target(course: Course) -> str:
 def _shared(scale: str) -> Table:
     own = SCALES[scale]
     least, most = (own.first + (rounds - 1) * own.more for rounds in (own.least, own.rounds))
-    last = RULES["first_seed"] + own.seeds - 1
-    rows = {
-        "Equal for all": "network, initial weights, data, order, batch, schedule, clipping, number of trials",
-        "Search": f"seed {RULES['search_seed']}, judged on a tenth cut from the training set; never on the test set",
-        "Trials": f"{own.first} at the points of one Halton sequence; then {own.more} a round around each method's best",
-        "Edges": f"a best at an edge is searched beyond; all go on while there is one: {least} to {most} trials each",
-        "Finals": f"seeds {RULES['first_seed']} to {last} on the whole training set, measured on the test set",
-        "Target": "a public figure, or the mean of a tuned baseline; a seed that misses it is infinite",
-        "Statistics": f"paired t-tests by seed, Holm over {len(RULES['compared'])} comparisons",
-        "Time": "of a step alone, methods taking turns, eager and captured; compiling and capturing stated",
-        "λ = ∞": "each method with ISAAC is timed with it switched off as well",
-        "Records": "carry the hash of their rules; tables refuse others",
-    }
-    return table(RULE, rows.items(), caption=f"All workloads, scale {scale}")
+    known = {"first": own.first, "more": own.more, "least": least, "most": most, "comparisons": len(RULES["compared"])}
+    known |= {name: RULES[name] for name in ("search_seed", "first_seed")}
+    known["last_seed"] = RULES["first_seed"] + own.seeds - 1
+    rows = ((name, text.format(**known)) for name, text in WORDS["race"]["rules"].items())
+    return table(RULE, rows, caption=f"All workloads, scale {scale}")
 
 
 def _search() -> Table:

@@ -14,34 +14,23 @@ from isaac_lab.charts.figure import DASHED, Figure, Look, Method
 from isaac_lab.charts.lines import Axis, Line, Panel
 from isaac_lab.record import Store
 from isaac_lab.records import StoreError, write_whole
-from isaac_lab.report import parts, tables
+from isaac_lab.report import WORDS, parts, tables
 from isaac_lab.report.tables import Table
 from isaac_lab.stats import LEVEL, contrast, holm
 from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
 
 #: By arm of the study.
 METHODS = {"plain": Method("plain", Look("black", DASHED)), "line": Method("with the line", Look("red"), ours=True)}
-NOTE = (
-    "Test accuracy in %, mean of {seeds} seeds ± standard deviation. Nothing but the line `isaac.attach(model)` differs. "
-    "p: Welch, two-sided, adjusted by Holm for the five rates of an optimizer; from 0.05 on no difference is shown."
-)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the records say at a scale.
-
-    Args:
-        scale: Which.
-        cells: Those that have been run whole.
-        p: By optimizer and rate; NaN where a run diverged or there is one seed only.
-        steps: By optimizer, what a step with the line takes relative to plain, and where that was measured.
-    """
+    """What the records say at a scale."""
 
     scale: str
-    cells: Sequence[Cell]
-    p: dict[tuple[str, float], float]
-    steps: dict[str, str]
+    cells: Sequence[Cell]  # those that have been run whole
+    p: dict[tuple[str, float], float]  # by optimizer and rate; none where a run diverged or there is one seed only
+    steps: dict[str, str]  # by optimizer, what a step with the line takes relative to plain, where that was measured
 
 
 def read(store: Store, scale: str) -> Shown:
@@ -85,7 +74,7 @@ def table(found: Shown) -> Table:
         ends = (_mean(cell.plain), _mean(cell.line), gain, "–" if math.isnan(p) else f"{p:.2g}")
         rows.append((OPTIMIZERS[cell.optimizer]["title"], f"{cell.rate:g}", *ends))
     columns = ("Optimizer", "Rate", "Plain", "With the line", "Gain", "p")
-    note = NOTE.format(seeds=SCALES[found.scale]["seeds"])
+    note = WORDS["rates"]["table"].format(seeds=SCALES[found.scale]["seeds"])
     return tables.table(columns, rows, ("Optimizer",), "Test accuracy by learning rate", note)
 
 
@@ -111,7 +100,6 @@ def summed_up(found: Shown) -> str:
 def figure(found: Shown) -> Figure:
     """A chart for each optimizer; bars are standard deviations over seeds."""
     shown = {name: [cell for cell in found.cells if cell.optimizer == name] for name in OPTIMIZERS}
-    seeds = SCALES[found.scale]["seeds"]
     return lines.figure(
         f"figure-rates-{found.scale}",
         [_panel(name, own, summed_up(found)) for name, own in shown.items() if own],
@@ -121,8 +109,7 @@ def figure(found: Shown) -> Figure:
         logarithmic=False,
         bars=True,
         title="Test accuracy over five learning rates",
-        subtitle=f"A CNN on Fashion-MNIST, scale {found.scale}; mean of {seeds} seeds, bars are one standard deviation.\n"
-        "Nothing but the line isaac.attach(model) differs.",
+        subtitle=WORDS["rates"]["picture"].format(scale=found.scale, seeds=SCALES[found.scale]["seeds"]),
     )
 
 

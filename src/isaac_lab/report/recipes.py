@@ -10,7 +10,7 @@ from isaac_lab.charts.draw import pictures
 from isaac_lab.charts.figure import Figure, Look, Method
 from isaac_lab.record import Store
 from isaac_lab.records import StoreError, write_whole
-from isaac_lab.report import parts, tables
+from isaac_lab.report import WORDS, parts, tables
 from isaac_lab.report.parts import Block, Notes
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.studies.recipes import ARMS, RECIPES, RULES
@@ -21,18 +21,7 @@ LINE, TUNED = Method("with the line", Look("red"), ours=True), Method("plain, be
 #: The last headings of the verdicts.
 TESTED = ("p better", "p not worse", "Step", "Verdict")
 NONE = "No record has been made by the rules as they are."
-#: What the quantities are called that a workload does not name itself.
-TITLES = {
-    "test_loss": "test loss",
-    "test_accuracy": "test accuracy, %",
-    "test_error": "test error",
-    "test_rmse": "test RMSE",
-    "test_psnr": "PSNR held out, dB",
-    "psnr": "PSNR fitted, dB",
-    "test_return": "return",
-    "f1": "F1, %",
-    "matthews": "Matthews, %",
-}
+NOTES = WORDS["recipes"]
 
 
 def table(found: Sequence[Standing]) -> Table:
@@ -46,12 +35,7 @@ def table(found: Sequence[Standing]) -> Table:
         cells += [*(_mean(own, own.samples[arm]) for arm in ARMS), interval, number(_scaled(own, own.margin), 2)]
         cells += [_p(own.p_better), _p(own.p_not_worse), f"{own.step[1] / own.step[0]:.2f} ×" if own.step else "–"]
         rows.append(Row((*cells, own.verdict), own.verdict == "better"))
-    seeds = RULES.seeds[found[0].scale] if found else 0
-    note = (
-        f"Mean of {seeds} seeds ± standard deviation, at the end of training. Gain: with the line against plain, more is "
-        "better, with Welch's interval. p better: Welch, two-sided. p not worse: Welch, one-sided against the margin, adjusted "
-        "by Holm for all recipes of the table. Step: its time relative to plain, taking turns."
-    )
+    note = NOTES["verdicts"].format(seeds=RULES.seeds[found[0].scale] if found else 0)
     return tables.table(columns, rows, ("Recipe", "Measured", "Verdict"), "With one line, and nothing else", note)
 
 
@@ -72,8 +56,7 @@ def losses(found: Sequence[Standing]) -> Table:
         rate = "–" if own.rate is None else f"{own.rate:.3g}" + (" (edge)" if own.edge else "")
         steps = [f"{1e3 * value:.3g}" for value in own.step] if own.step else ["–", "–"]
         rows.append((own.recipe.title, *each, f"{own.recipe.settings['learning_rate']:.3g}", rate, _p(own.p_tuned), *steps))
-    note = "Best of five: by one run each on examples cut from the training set. Edge: the lowest or highest of the five."
-    return tables.table(columns, rows, ("Recipe",), "Losses, rates and times", note)
+    return tables.table(columns, rows, ("Recipe",), "Losses, rates and times", NOTES["losses"])
 
 
 def rules(scale: str) -> Table:
@@ -101,11 +84,7 @@ def figure(found: Sequence[Standing], scale: str) -> Figure:
     alt = f"Gain over the plain recipe in units of its margin. {summed_up(found)} The numbers are in the table."
     chart = dots.chart(f"recipes-{scale}", "", alt, rows, (LINE, TUNED), wide=True, width=640)
     title = "Public training scripts with one line added"
-    subtitle = (
-        f"Scale {scale}, {RULES.seeds[scale]} seeds. Gain over the plain script in margins, more is better.\n"
-        "Bars are 95 % intervals. The short stroke is the margin: what lies left of it is harm.\n"
-        "Away from 0 the axis is logarithmic."
-    )
+    subtitle = NOTES["picture"].format(scale=scale, seeds=RULES.seeds[scale])
     return Figure(f"figure-recipes-{scale}", (chart,), title, subtitle, methods=(LINE, TUNED))
 
 
@@ -146,7 +125,7 @@ def _shown(found: Sequence[Standing]) -> list[Block]:
 
 
 def _title(own: Standing) -> str:
-    return TITLES.get(own.recipe.metric, own.recipe.metric)
+    return str(NOTES["titles"].get(own.recipe.metric, own.recipe.metric))
 
 
 def _scaled(own: Standing, value: float) -> float:

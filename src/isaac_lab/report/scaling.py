@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from isaac_lab.report import WORDS
 from isaac_lab.report.docs import wrapped
 from isaac_lab.report.parts import Source
 from isaac_lab.report.tables import Table, table
@@ -22,39 +23,23 @@ AVERAGED = Setting(when="step", decay=0.9, refresh=20, power=0.5)
 RARE = Setting(when="step", max_rows=256, refresh=100, tf32=True)
 COMPARED = (
     AUTOMATIC,
-    Setting(max_rows=256),
-    Setting(sharing="reduce"),
-    EVERY_ROW,
-    Setting(tf32=True),
-    Setting(when="step", tf32=True),
-    Setting(when="step", decay=0.9, refresh=20, tf32=True),
-    Setting(when="step", decay=0.9, refresh=20, power=0.5, tf32=True),
-    RARE,
-    dataclasses.replace(RARE, exclude=("down",)),
+    *(Setting(**own | {"exclude": tuple(own.get("exclude", ()))}) for own in WORDS["scaling"]["compared"]),
 )
+TOKENS = WORDS["scaling"]["tokens"]
 COSTS = ("Communication", "Bytes sent", "GB", "Memory")
-TOKENS = (4096, 8192, 16384, 32768, 65536)
 #: Of checks; the page says what each is.
 KINDS = ("flops", "traffic", "memory", "communication", "time", "device")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the page is about.
-
-    Args:
-        machine: The GPU.
-        shapes: The models.
-        gpus: Numbers of GPUs.
-        work: The rest of the workload.
-        limit: The share that should not be passed.
-    """
+    """What the page is about."""
 
     machine: Machine
     shapes: tuple[Shape, ...]
     gpus: tuple[int, ...]
     work: Workload
-    limit: float = LIMIT
+    limit: float = LIMIT  # the share that should not be passed
 
     @property
     def middle(self) -> int:
@@ -68,27 +53,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Cell:
-    """One model on a number of GPUs.
-
-    Args:
-        shape: The model.
-        gpus: How many.
-        seconds: Of a plain step.
-        bytes: Of a plain step on one GPU, at its peak.
-        automatic: What `attach(model)` adds.
-        setting: The one that stays below the limit or, if there is none, the fastest that fits; None if none does.
-        reached: Whether it stays below the limit in time and bytes sent.
-        cost: What it adds.
-    """
+    """One model on a number of GPUs."""
 
     shape: Shape
     gpus: int
-    seconds: float
-    bytes: float
-    automatic: Overhead
-    setting: Setting | None
-    reached: bool
-    cost: Overhead | None
+    seconds: float  # of a plain step
+    bytes: float  # of a plain step on one GPU, at its peak
+    automatic: Overhead  # what `attach(model)` adds
+    setting: Setting | None  # the one that stays below the limit or else the fastest that fits, if any does
+    reached: bool  # whether it stays below the limit in time and bytes sent
+    cost: Overhead | None  # what it adds
 
     @property
     def fits(self) -> bool:

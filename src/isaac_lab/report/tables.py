@@ -12,32 +12,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """Of a table.
+    """Of a table."""
 
-    Args:
-        cells: The first one is the row's heading.
-        ours: Whether it is about this library.
-        note: Stands in place of all cells but the first: why there are none.
-        marks: By the number of a cell, "good" or "bad".
-    """
-
-    cells: tuple[str, ...]
-    ours: bool = False
-    note: str = ""
-    marks: Mapping[int, str] = field(default_factory=dict)
+    cells: tuple[str, ...]  # the first one is the row's heading
+    ours: bool = False  # whether it is about this library
+    note: str = ""  # in place of all cells but the first: why there are none
+    marks: Mapping[int, str] = field(default_factory=dict)  # by the number of a cell, "good" or "bad"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings.
-
-    Args:
-        caption: What they are.
-        columns: The headings.
-        rows: In their order.
-        words: Numbers of the columns that hold words; all others hold numbers.
-        note: Below it, small: how to read it.
-    """
+    """Rows under headings: words in the columns that `words` numbers, numbers in all others. The note says how to read it."""
 
     kind: ClassVar[str] = "table"
     caption: str
