@@ -10,7 +10,7 @@ from isaac_lab.charts import dots
 from isaac_lab.charts.figure import Chart, Figure, Method, identifier, look
 from isaac_lab.report import WORDS, parts
 from isaac_lab.report.benchmarks import MODES, NAMES, bars, entry, memory_ratio, title
-from isaac_lab.report.parts import Block, Heading, Missing, Section, Source
+from isaac_lab.report.parts import Block, Heading, Section, Source, missing
 from isaac_lab.report.tables import Row, Table, table
 
 Record = dict[str, Any]
@@ -96,7 +96,7 @@ def section(records: Mapping[str, Record], directory: str) -> Section:
     order = list(MODES)
     shown = [name for name, record in records.items() if record.get("kind") == "table2"]
     shown.sort(key=lambda name: order.index(records[name]["mode"]) if records[name]["mode"] in order else len(order))
-    found: list[Block] = [] if shown else [Missing("Table 2", "isaac-newton bench table2")]
+    found: list[Block] = [] if shown else [missing("Table 2", "bench table2")]
     for quantity, (what, _) in QUANTITIES.items() if shown else ():
         chosen = {name: records[name] for name in shown}
         found.append(Heading(f"costs-{quantity}", f"{what} of a step"))

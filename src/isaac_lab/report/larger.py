@@ -134,23 +134,14 @@ def _ratio(found: Record, mode: str, method: str | None) -> str:
     return f"{entry['ratio']['median']:.2f} ×" if entry else "–"
 
 
-def tables(summary: Record) -> list[Table]:
-    """Behind the pictures: where the curves end, and every score with the settings that were chosen for it."""
+def settings(summary: Record) -> Table:
+    """Every score with the settings that were chosen for it."""
     columns = ("Method", *summary["columns"])
     rows = [Row((row["label"], *map(_cell, row["cells"])), bool(row.get("ours"))) for row in summary["rows"]]
     note = "Mean ± standard deviation over n seeds, with the settings that were chosen."
-    return [*map(_ends, summary.get("panels", ())), table(columns, rows, ("Method",), summary["title"], note)]
+    return table(columns, rows, ("Method",), summary["title"], note)
 
 
 def _cell(cell: Record | None) -> str:
     more = [f"n {cell['n']}", cell.get("settings")] if cell and cell.get("n") else []
     return spread(cell) + (f" ({', '.join(filter(None, more))})" if more else "")
-
-
-def _ends(panel: Record) -> Table:
-    rows = []
-    for curve in panel["curves"]:
-        last = {"mean": curve["mean"][-1], "std": (curve.get("std") or [None])[-1]}
-        rows.append((curve["label"], f"{curve['epochs'][-1]:g}", spread(last, 4), str(curve.get("n", "–"))))
-    caption = f"({panel['name']}) {panel['title']}: at the end"
-    return table(("Method", "Epochs", "Mean ± deviation", "n"), rows, ("Method",), caption)

@@ -5,7 +5,7 @@ Every text is escaped, data cannot end its script, and style and script come fro
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ from isaac_lab.claims import counts, ledger
 from isaac_lab.claims.evidence import Claim, Evidence, Finding
 from isaac_lab.records import installed, origin
 from isaac_lab.report import WORDS, costs, headline, paper, race
-from isaac_lab.report.parts import Block, Figure, Ledger, Missing, Section, Source
+from isaac_lab.report.parts import Block, Figure, Ledger, Section, Source
 from isaac_lab.report.tables import table
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.words import versions_of
@@ -72,7 +72,7 @@ def _claims(found: Sequence[tuple[Claim, Finding]], records: Sequence[str]) -> S
 
 
 def _again(blocks: Sequence[Block]) -> Section:
-    """How to make the page again, what it lacks, and the records behind it."""
+    """How to make the page again, and the records behind it."""
     import vl_convert
 
     about = origin(threads=1)
@@ -83,10 +83,8 @@ def _again(blocks: Sequence[Block]) -> Section:
     for name, own in sorted(alone.items()):
         each = (own.days, ", ".join(own.commits), "; ".join(own.machines), "; ".join(own.versions))
         rows.append((name, *(cell or "–" for cell in each)))
-    missing = "; ".join(f"{block.what} (`{block.command}`)" for block in blocks if isinstance(block, Missing))
     made = f"This page: {versions_of(about)}, {charts}, commit {about['commit'] or 'unknown'}."
     found: list[Block] = [WORDS["sections"]["again"]["how"], made]
-    found += [f"Not there yet: {missing}."] if missing else []
     columns = ("Record", "Day", "Commit", "Machine", "Versions")
     found.append(table(columns, rows, caption="The records behind this page"))
     return Section.of("again", found)
@@ -148,11 +146,5 @@ def _words(text: str) -> Any:
 
 def _data(value: Any) -> Any:
     """JSON that may stand inside of a script element."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _raw(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} is not data")

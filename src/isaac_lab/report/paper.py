@@ -9,7 +9,7 @@ from isaac_lab.charts.figure import Figure
 from isaac_lab.claims.evidence import Evidence
 from isaac_lab.record import Record, Store
 from isaac_lab.report import costs, curves, grids, larger, parts
-from isaac_lab.report.parts import Block, Heading, Missing, Notes, Section, Source
+from isaac_lab.report.parts import Block, Heading, Notes, Section, Source, missing
 from isaac_lab.report.tables import Table
 from isaac_lab.report.tables import table as made
 from isaac_lab.report.views import calls_of, setting, source
@@ -34,7 +34,7 @@ FIGURES: Mapping[str, Callable[[View, Summary], Figure]] = {
 TABLES: Mapping[str, Callable[[View, Summary], list[Table]]] = {
     **dict.fromkeys(grids.FIGURES, lambda view, about: grids.tables(view)),
     **dict.fromkeys(curves.FIGURES, lambda view, about: curves.tables(view)),
-    **dict.fromkeys(("fig6", "tab1"), lambda view, about: larger.tables(about)),
+    **dict.fromkeys(("fig6", "tab1"), lambda view, about: [larger.settings(about)]),
 }
 
 
@@ -146,7 +146,7 @@ def section(id: str, evidence: Evidence, directory: str) -> Section:
         if id == "curves":
             known = [view for view in known if curves.is_whole(view)][:1]
         found.append(Heading(f"{id}-{name}".lower(), f"{experiment.name}: {experiment.shows}"))
-        found += [] if known else [Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick")]
+        found += [] if known else [missing(experiment.name, f"reproduce {name} --scale quick")]
         for view in known:
             found += blocks(view, evidence.summary(name, view.scale.name), directory)
     return Section.of(id, found)

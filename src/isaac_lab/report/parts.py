@@ -24,15 +24,6 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Says that there is no record, and the command that makes one."""
-
-    kind: ClassVar[str] = "missing"
-    what: str
-    command: str
-
-
-@dataclass(frozen=True)
 class Notes:
     """What a reader has to know, point by point."""
 
@@ -127,7 +118,12 @@ class Ledger:
 
 
 #: A text is a paragraph, with `code` between backticks and **strong** words.
-Block: TypeAlias = str | Heading | Missing | Notes | Source | Table | Figure | Tiles | Ledger
+Block: TypeAlias = str | Heading | Notes | Source | Table | Figure | Tiles | Ledger
+
+
+def missing(what: str, command: str) -> str:
+    """In place of what has no record."""
+    return f"{what}: no record yet. This makes one: `isaac-newton {command}`."
 
 
 @dataclass(frozen=True)
@@ -163,8 +159,6 @@ def _markdown(block: Block, pictures: Path, level: int) -> str:
             return wrapped(escaped(block))
         case Heading():
             return f"{'#' * level} {block.title}"
-        case Missing():
-            return f"Not run yet: `{block.command}`."
         case Notes():
             return "\n".join(wrapped(escaped(note), "- ", "  ") for note in block.notes)
         case Source():

@@ -13,7 +13,7 @@ from isaac_lab.charts.lines import Axis, Line, Panel, Target
 from isaac_lab.record import Store
 from isaac_lab.report import WORDS, parts, race_rules
 from isaac_lab.report.docs import DocsError
-from isaac_lab.report.parts import Block, Heading, Missing, Notes, Section, Source
+from isaac_lab.report.parts import Block, Heading, Notes, Section, Source, missing
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.report.tables import table as made
 from isaac_lab.stats import LEVEL
@@ -329,7 +329,7 @@ def blocks(races: Path, pictures: Path) -> dict[str, Callable[[], str]]:
 
 def section(found: Sequence[Summary]) -> Section:
     """All races on the page, the answer first."""
-    answer: list[Block] = [ends(found)] if found else [Missing("The race", "isaac-newton race --scale standard")]
+    answer: list[Block] = [ends(found)] if found else [missing("The race", "race --scale standard")]
     return Section.of("race", [*answer, *_all(found)])
 
 

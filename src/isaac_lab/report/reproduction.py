@@ -7,7 +7,7 @@ from isaac_lab.claims import counts
 from isaac_lab.claims.evidence import Claim, Evidence, Finding, Verdict
 from isaac_lab.report import paper, parts
 from isaac_lab.report.docs import escaped, wrapped
-from isaac_lab.report.parts import Block, Heading, Missing
+from isaac_lab.report.parts import Block, Heading, missing
 from isaac_lab.report.tables import table
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.recipe import Experiment
@@ -47,7 +47,7 @@ def _summary(ledger: Sequence[tuple[Claim, Finding]]) -> str:
 def _section(experiment: Experiment, ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> str:
     name, views = experiment.id, paper.views(evidence, experiment.id)
     found: list[Block] = [Heading(name, experiment.name), f"{experiment.shows[0].upper()}{experiment.shows[1:]}."]
-    found += [] if views else [Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick")]
+    found += [] if views else [missing(experiment.name, f"reproduce {name} --scale quick")]
     for view in views:
         found += paper.blocks(view, evidence.summary(name, view.scale.name), "results/reproduce")
     claims = [_claim(claim, finding) for claim, finding in ledger if claim.about == name]
