@@ -37,18 +37,9 @@ def chart(
     unit: str = "",
     width: int = WIDTH,
 ) -> Chart:
-    """The chart.
+    """The chart, dots in the order of their methods.
 
-    Args:
-        id: Of its element.
-        title: Above it.
-        alt: What it shows, in words.
-        rows: The data.
-        methods: Their colours, in the order of the dots.
-        ratio: Whether the values are ratios: a logarithmic axis with a line at 1.
-        wide: Whether the axis is as good as logarithmic far from 0, on both sides.
-        unit: After each number on the axis.
-        width: In a picture, in pixels.
+    Ratios have a logarithmic axis with a line at 1; a wide axis is as good as logarithmic far from 0, on both sides.
     """
     models, names = list(dict.fromkeys(row["model"] for row in rows)), [method.label for method in methods]
     several = len(models) > 1

@@ -82,11 +82,7 @@ class Panel(NamedTuple):
 def mean(method: str, seeds: Sequence[Columns], at: str, values: Sequence[str]) -> Line | None:
     """Mean, lowest and highest over seeds, where all of them have finite values; None where that is nowhere.
 
-    Args:
-        method: The label.
-        seeds: Columns of each seed.
-        at: The column that says which points belong together.
-        values: Columns with a range over seeds; of all others there is the mean alone.
+    The column `at` says which points belong together; `values` have a range over seeds, all others the mean alone.
     """
     rows = [[dict(zip(seed, row, strict=True)) for row in zip(*seed.values(), strict=True)] for seed in seeds]
     tables = [{row[at]: row for row in own} for own in rows]

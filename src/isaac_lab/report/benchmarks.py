@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from isaac_lab.charts.figure import Figure, Look, Method, look
 from isaac_lab.charts.lines import Axis, Line, Panel
 from isaac_lab.records import write, write_whole
 from isaac_lab.report import WORDS, parts
+from isaac_lab.report.docs import Blocks
 from isaac_lab.report.parts import Block, Heading, Source
 from isaac_lab.report.tables import Row, Table, table
 
@@ -34,13 +35,8 @@ SCALED = {"batch": "By batch size, at width {}", "width": "By width, at batch si
 RATIO = {"ratio": "median", "ratio_low": "low", "ratio_high": "high"}
 
 
-def blocks(records: Mapping[str, Record], figures: Path) -> dict[str, Callable[[], str]]:
-    """What fills each block of the page: the bars, and every record of each benchmark.
-
-    Args:
-        records: By file name, oldest first.
-        figures: Directory for the pictures, beside the page.
-    """
+def blocks(records: Mapping[str, Record], figures: Path) -> Blocks:
+    """The bars, and every record of each benchmark; records by file name, oldest first."""
     return {"bars": lambda: bars(records).markdown()} | {kind: partial(_records, kind, records, figures) for kind in KINDS}
 
 

@@ -7,14 +7,13 @@ from typing import Any
 from isaac_lab.charts import lines
 from isaac_lab.charts.figure import Figure, Look, Method, identifier
 from isaac_lab.charts.lines import ONE_SEED, Axis, Line, Panel
-from isaac_lab.record import Point, Record
+from isaac_lab.record import Record
 from isaac_lab.report import WORDS
 from isaac_lab.report.tables import Row, Table, table
 from isaac_lab.report.views import rate, setting
 from isaac_lab.studies.paper import fig5, figA1
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
-from isaac_lab.trial import Trial
 from isaac_lab.words import number, percent
 
 TITLES = {"train_loss": "Training loss", "test_loss": "Test loss", "test_accuracy": "Test accuracy"}
@@ -43,10 +42,13 @@ def figure(view: View) -> Figure:
     drawn = [line for name, method, outcome in groups for line in _lines(view, outcome, name, method.label)]
     across = [Axis("step", "Steps", ",d"), Axis("epoch", "Epochs", ",d")]
     if measured := any(value is not None for line in drawn for value in line.columns["seconds"]):
-        label = clock_label(view)
+        label = _clock(view)
         across += [Axis("seconds", label, ",.3~r", label="Seconds")]
         across += [Axis("seconds", label, label=SECONDS_LOG, logarithmic=True)]
-    up = [Axis(quantity, TITLES[quantity], _format(quantity), _domain(quantity, drawn)) for quantity in shown["quantities"]]
+    up = [
+        Axis(quantity, TITLES[quantity], FORMATS.get(quantity, ".4~g"), _domain(quantity, drawn))
+        for quantity in shown["quantities"]
+    ]
     own = identifier("curve", view.experiment.id)
     alt = f"Curves of {len(methods)} methods: {view.experiment.shows}. {_lowest(drawn)} The last values are in the table below."
     several = len({record.trial.seed for outcome in view.outcomes for record in outcome.all()}) > 1
@@ -95,23 +97,21 @@ def _columns(view: View, outcome: Outcome, name: str, record: Record) -> dict[st
     points = [point for point in record.points if point["train_loss"] is not None]
     return {
         "step": [point["step"] for point in points],
-        "epoch": [epoch(point, record.trial) for point in points],
+        # Those runs are measured after each epoch.
+        "epoch": [round(float(point["step"]) * record.trial.points / record.trial.steps) for point in points],
         "seconds": [None if per_step is None else point["step"] * per_step for point in points],
         **{quantity: [point.get(quantity) for point in points] for quantity in QUANTITIES},
     }
 
 
-def _format(quantity: str) -> str:
-    return ".4~%" if quantity == "test_accuracy" else ".4~g"
-
-
-def _domain(quantity: str, drawn: Sequence[Line]) -> tuple[float, float] | None:
-    """The climb from chance level would press flat what matters of an accuracy: where the curves end."""
+def _axis(quantity: str, drawn: Sequence[Line]) -> Axis:
+    """Of an accuracy where the curves end: the climb from chance level would press flat what matters."""
+    if quantity != "test_accuracy":
+        return Axis(quantity, TITLES[quantity], ".4~g")
     ends = [value for line in drawn for value in line.columns[quantity][-1:] if value is not None]
-    if quantity != "test_accuracy" or not ends:
-        return None
-    room = max(max(ends) - min(ends), 0.002)
-    return max(0.0, min(ends) - 2 * room), min(1.0, max(ends) + 0.5 * room)
+    room = max(max(ends) - min(ends), 0.002) if ends else 0.0
+    domain = (max(0.0, min(ends) - 2 * room), min(1.0, max(ends) + 0.5 * room)) if ends else None
+    return Axis(quantity, TITLES[quantity], ".4~%", domain)
 
 
 def _lowest(drawn: Sequence[Line]) -> str:
@@ -120,18 +120,12 @@ def _lowest(drawn: Sequence[Line]) -> str:
     return f"Lowest training loss at the end: {min(ends)[1]}, {number(min(ends)[0])}." if ends else ""
 
 
-def clock_label(view: View) -> str:
+def _clock(view: View) -> str:
     """What the seconds are."""
     methods = [method for record in view.steps.values() for method in record["methods"]]
     made = {method.get("implementation", "K-FAC, explicit factors" if "kfac" in method["name"] else "") for method in methods}
-    kfac = {name for name in made if name.startswith("K-FAC")}
-    by = f"; {' and '.join(sorted(kfac))}" if kfac else ""
-    return f"Seconds on one CPU thread{by}"
-
-
-def epoch(point: Point, trial: Trial) -> int:
-    """After which epoch something was measured; those runs are measured after each."""
-    return round(float(point["step"]) * trial.points / trial.steps)
+    kfac = " and ".join(sorted(name for name in made if name.startswith("K-FAC")))
+    return "; ".join(filter(None, ("Seconds on one CPU thread", kfac)))
 
 
 def tables(view: View) -> list[Table]:

@@ -13,6 +13,7 @@ from isaac_lab.charts.figure import Figure, Method, look
 from isaac_lab.charts.lines import Axis, Panel
 from isaac_lab.record import Record, Store
 from isaac_lab.report import WORDS, parts, tables
+from isaac_lab.report.docs import Blocks
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.stats import contrast
 from isaac_lab.studies import demo as studies
@@ -128,13 +129,8 @@ def curves(shown: Shown) -> Figure:
     )
 
 
-def blocks(known: Callable[[], Shown], folder: Path) -> dict[str, Callable[[], str]]:
-    """What fills the block of a page.
-
-    Args:
-        known: What the records say, when they are there.
-        folder: Directory for the pictures, beside the page.
-    """
+def blocks(known: Callable[[], Shown], folder: Path) -> Blocks:
+    """What fills the block of a page."""
 
     def block() -> str:
         shown = known()

@@ -7,9 +7,12 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 from isaac_lab.records import write_whole
 
+#: What fills each block of a page, by name. Pictures go to a folder beside the page.
+Blocks: TypeAlias = dict[str, Callable[[], str]]
 #: Of a line of a page.
 WIDTH = 120
 

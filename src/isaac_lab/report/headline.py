@@ -13,14 +13,7 @@ MODES = {"cuda-eager": "eager on a GPU", "cuda-captured": "as one CUDA graph", "
 
 
 def section(evidence: Evidence, races: Sequence[Summary], verdicts: Mapping[str, int], records: Sequence[str]) -> Section:
-    """A few tiles, each from records; none where there are none.
-
-    Args:
-        evidence: The records of the paper's experiments.
-        races: Their summaries.
-        verdicts: How many claims have which.
-        records: Folders that all of it comes from.
-    """
+    """A few tiles, each from records; none where there are none. All of it comes from the folders `records`."""
     tiles = (*_race([race for race in races if race.scale != "smoke"]), *_cost(evidence), _claims(verdicts))
     return Section.of("summary", [Tiles(tiles), Source(tuple(records), ("isaac-newton report",))])
 

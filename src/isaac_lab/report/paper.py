@@ -112,13 +112,7 @@ def write(view: View) -> None:
 
 
 def blocks(view: View, about: Summary, directory: str) -> list[Block]:
-    """An experiment on a page, as it was run at one scale.
-
-    Args:
-        view: At that scale.
-        about: Its summary, of an experiment without panels.
-        directory: What the page calls the folder of the experiments.
-    """
+    """An experiment on a page, as it was run at one scale; `directory` is what the page calls the folder of all."""
     name, scale = view.experiment.id, view.scale.name
     tables = tuple(TABLES[name](view, about))
     shown = parts.Figure(FIGURES[name](view, about), f"{name}-{scale}", tables, small=name not in curves.FIGURES)

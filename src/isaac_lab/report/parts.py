@@ -143,30 +143,23 @@ class Section:
 
 
 def markdown(blocks: Iterable[Block], pictures: Path, level: int = 2) -> str:
-    """The same blocks for a Markdown page, without the numbers behind figures.
-
-    Args:
-        blocks: In their order.
-        pictures: Directory for the pictures, beside the page.
-        level: Of headings.
-    """
-    return "\n\n".join(_markdown(block, pictures, level) for block in blocks)
-
-
-def _markdown(block: Block, pictures: Path, level: int) -> str:
-    match block:
-        case str():
-            return wrapped(escaped(block))
-        case Heading():
-            return f"{'#' * level} {block.title}"
-        case Notes():
-            return "\n".join(wrapped(escaped(note), "- ", "  ") for note in block.notes)
-        case Source():
-            return block.markdown
-        case Table():
-            return block.markdown().rstrip()
-        case Figure():
-            draw(block.shown, pictures / f"{block.name}.svg")
-            return f"![{block.shown.title}]({pictures.name}/{block.name}.svg)"
-        case _:
-            raise TypeError(f"{type(block).__name__} is for the HTML page alone")
+    """The same blocks for a Markdown page, with headings of a level; without the numbers behind figures."""
+    made = []
+    for block in blocks:
+        match block:
+            case str():
+                made.append(wrapped(escaped(block)))
+            case Heading():
+                made.append(f"{'#' * level} {block.title}")
+            case Notes():
+                made.append("\n".join(wrapped(escaped(note), "- ", "  ") for note in block.notes))
+            case Source():
+                made.append(block.markdown)
+            case Table():
+                made.append(block.markdown().rstrip())
+            case Figure():
+                draw(block.shown, pictures / f"{block.name}.svg")
+                made.append(f"![{block.shown.title}]({pictures.name}/{block.name}.svg)")
+            case _:
+                raise TypeError(f"{type(block).__name__} is for the HTML page alone")
+    return "\n\n".join(made)

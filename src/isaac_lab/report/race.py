@@ -1,7 +1,7 @@
 """A race as people see it: its picture, its table with the rules below, the pages that show it, and its part of the report."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from isaac_lab.charts.figure import Figure, Method, identifier, look
 from isaac_lab.charts.lines import Axis, Line, Panel, Target
 from isaac_lab.record import Store
 from isaac_lab.report import WORDS, parts, race_rules
-from isaac_lab.report.docs import DocsError
+from isaac_lab.report.docs import Blocks, DocsError
 from isaac_lab.report.parts import Block, Heading, Notes, Section, Source, missing
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.report.tables import table as made
@@ -47,12 +47,7 @@ class Summary:
 
 
 def summaries(races: Path, name: str = "") -> list[Summary]:
-    """All of each workload, the largest scale first; smoke tests only where there is nothing else.
-
-    Args:
-        races: The folder of the races.
-        name: What a page calls it.
-    """
+    """All of each workload, the largest scale first; smoke tests only where there is nothing else. `name` is the folder's."""
     order, found = [*COURSES, *OLD], []
     folders = sorted(path for path in races.glob("*") if path.is_dir())
     for folder in sorted(folders, key=lambda path: order.index(path.name) if path.name in order else len(order)):
@@ -173,19 +168,8 @@ def said(summary: Record) -> list[str]:
         style, mean = _style(summary["quantity"]).replace(".3g", ".5g"), known[name]["final"]["mean"]
         here = "diverges here" if mean is None else f"reaches {mean:{style}} here"
         found.append(f"{known[name]['label']} {here}; published: {summary['published'][name]:{style}}.")
-    trials, seeds = f"{summary['trials']} tuning trials", summary["seeds"]
-    if summary.get("rules"):
-        found.append(f"{trials} of each method on a part of the training set, {seeds} fresh seeds.")
-        return [
-            *found,
-            f"Rules {summary['rules']}: `isaac-newton race rules`. Edge: nothing was tried beyond one of the settings.",
-        ]
-    return [
-        *found,
-        f"{trials} with seed 0, then seeds 1 to {seeds}; batches of {summary['batch']}.",
-        f"Made before there were rules: what was searched is in `rules.toml` of commit {summary['commit']}.",
-        "Edge: the lowest or highest learning rate that was tried. Captured: as one CUDA graph.",
-    ]
+    known = {name: summary.get(name) for name in ("trials", "seeds", "batch", "rules", "commit")}
+    return [*found, *(line.format(**known) for line in NOTES["said" if summary.get("rules") else "said_first"])]
 
 
 def _lower(title: str) -> str:
@@ -222,12 +206,7 @@ def write(store: Store) -> dict[str, Any]:
 
 
 def figure(summary: Record, name: str = "race") -> Figure:
-    """The loss over steps and over seconds; what has ISAAC is solid, what it is compared with broken.
-
-    Args:
-        summary: Of the race.
-        name: Of its chart on the page.
-    """
+    """The loss over steps and over seconds; what has ISAAC is solid, what it is compared with broken."""
     starts = [curve["loss"][0] for method in summary["methods"] for curve in method["curves"] if curve["loss"]]
     highest = max((loss for loss in starts if loss is not None), default=math.inf)
     ceiling = math.inf if summary.get("higher") else CEILING * highest
@@ -306,13 +285,8 @@ def _subtitle(summary: Record) -> str:
     )
 
 
-def blocks(races: Path, pictures: Path) -> dict[str, Callable[[], str]]:
-    """What fills each block of a page: the one table, and each race with its picture; smoke tests say nothing of the methods.
-
-    Args:
-        races: The folder of the races.
-        pictures: Directory for the pictures, beside the page.
-    """
+def blocks(races: Path, pictures: Path) -> Blocks:
+    """The one table, each race with its picture, and the rules; smoke tests say nothing of the methods."""
 
     def found() -> list[Summary]:
         raced = [summary for summary in summaries(races, "results/race") if summary.scale != "smoke"]

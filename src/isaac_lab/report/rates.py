@@ -1,7 +1,7 @@
 """The study of learning rates for people: its table, its picture, the block of its page."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from isaac_lab.charts.lines import Axis, Line, Panel
 from isaac_lab.record import Store
 from isaac_lab.records import StoreError, write_whole
 from isaac_lab.report import WORDS, parts, tables
+from isaac_lab.report.docs import Blocks
 from isaac_lab.report.tables import Table
 from isaac_lab.stats import LEVEL, contrast, holm
 from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
@@ -126,13 +127,8 @@ def _panel(name: str, own: Sequence[Cell], alt: str) -> Panel:
     return Panel(f"rates-{name}", OPTIMIZERS[name]["title"], alt, drawn)
 
 
-def blocks(out: Path, pictures: Path) -> dict[str, Callable[[], str]]:
-    """What fills the blocks of a page, those of a scale that has records: rates-quick, rates-standard.
-
-    Args:
-        out: The folder of the scales.
-        pictures: Directory for the pictures, beside the page.
-    """
+def blocks(out: Path, pictures: Path) -> Blocks:
+    """What fills the blocks of a page, those of a scale that has records: rates-quick, rates-standard."""
 
     def block(scale: str) -> str:
         found = read(Store(out / scale), scale)

@@ -1,7 +1,7 @@
 """The recipe suite for people: its tables, its picture, and the blocks of its page."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from isaac_lab.charts.figure import Figure, Look, Method
 from isaac_lab.record import Store
 from isaac_lab.records import StoreError, write_whole
 from isaac_lab.report import WORDS, parts, tables
+from isaac_lab.report.docs import Blocks
 from isaac_lab.report.parts import Block, Notes
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.studies.recipes import ARMS, RECIPES, RULES
@@ -99,13 +100,8 @@ def write(store: Store, scale: str) -> list[Standing]:
     return found
 
 
-def blocks(out: Path, pictures: Path) -> dict[str, Callable[[], str]]:
-    """What fills each block of a page: a scale each, and the rules.
-
-    Args:
-        out: The folder of the scales.
-        pictures: Directory for the pictures, beside the page.
-    """
+def blocks(out: Path, pictures: Path) -> Blocks:
+    """What fills each block of a page: a scale each, and the rules."""
 
     def block(scale: str) -> str:
         found = standings(Store(out / scale), scale)

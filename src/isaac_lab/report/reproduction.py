@@ -1,12 +1,12 @@
 """What fills docs/reproduction.md: figure by figure the picture, the paper's words, ours, the verdict, how to run it again."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from isaac_lab.claims import counts
 from isaac_lab.claims.evidence import Claim, Evidence, Finding, Verdict
 from isaac_lab.report import paper, parts
-from isaac_lab.report.docs import escaped, wrapped
+from isaac_lab.report.docs import Blocks, escaped, wrapped
 from isaac_lab.report.parts import Block, Heading, missing
 from isaac_lab.report.tables import table
 from isaac_lab.studies.paper import EXPERIMENTS
@@ -21,14 +21,8 @@ VERBS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def blocks(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> dict[str, Callable[[], str]]:
-    """What fills each block of the page: the ledger, and every figure with its claims.
-
-    Args:
-        ledger: Every claim with its finding.
-        evidence: Where these come from.
-        pictures: Directory for the pictures, beside the page.
-    """
+def blocks(ledger: Sequence[tuple[Claim, Finding]], evidence: Evidence, pictures: Path) -> Blocks:
+    """What fills each block of the page: the ledger, and every figure with its claims."""
     return {
         "ledger": lambda: _summary(ledger),
         "figures": lambda: "\n\n".join(_section(own, ledger, evidence, pictures) for own in EXPERIMENTS.values()),

@@ -1,13 +1,13 @@
 """What ζ* would cost on large GPTs: tables from the model, and the checks of it from their record."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from isaac_lab.report import WORDS
-from isaac_lab.report.docs import wrapped
+from isaac_lab.report.docs import Blocks, wrapped
 from isaac_lab.report.parts import Source
 from isaac_lab.report.tables import Table, table
 from isaac_lab.scaling.compute import plain_seconds
@@ -117,14 +117,8 @@ def _costs(cost: Overhead, limit: float) -> list[str]:
     return [*shares, _gigabytes(cost), memory]
 
 
-def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], str]]:
-    """What fills each block of the page.
-
-    Args:
-        plan: What it is about.
-        record: What `tests/scaling/scaling_checks.py` wrote.
-        command: The command that fills the page.
-    """
+def blocks(plan: Plan, record: Record, command: str) -> Blocks:
+    """From the model, and from the record that `tests/scaling/scaling_checks.py` wrote; `command` fills the page."""
     found = cells(plan)
     return {
         "plan": lambda: _about(plan, command),
