@@ -45,10 +45,7 @@ def figure(view: View) -> Figure:
         label = _clock(view)
         across += [Axis("seconds", label, ",.3~r", label="Seconds")]
         across += [Axis("seconds", label, label=SECONDS_LOG, logarithmic=True)]
-    up = [
-        Axis(quantity, TITLES[quantity], FORMATS.get(quantity, ".4~g"), _domain(quantity, drawn))
-        for quantity in shown["quantities"]
-    ]
+    up = [_axis(quantity, drawn) for quantity in shown["quantities"]]
     own = identifier("curve", view.experiment.id)
     alt = f"Curves of {len(methods)} methods: {view.experiment.shows}. {_lowest(drawn)} The last values are in the table below."
     several = len({record.trial.seed for outcome in view.outcomes for record in outcome.all()}) > 1
