@@ -15,8 +15,7 @@ from isaac_lab.claims import counts, ledger
 from isaac_lab.claims.evidence import Claim, Evidence, Finding
 from isaac_lab.records import installed, origin
 from isaac_lab.report import WORDS, costs, headline, paper, race
-from isaac_lab.report.parts import Block, Figure, Ledger, Section, Source
-from isaac_lab.report.tables import table
+from isaac_lab.report.parts import Figure, Ledger, Section, Source
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.words import versions_of
 
@@ -61,8 +60,9 @@ def build(results: Path) -> str:
         costs.section(evidence.benchmarks, f"{name}/bench"),
         larger,
         _claims(found, [folder for folder in folders if not folder.endswith("/race")]),
+        _again(),
     ]
-    return render([*sections, _again([block for section in sections for block in section.blocks])], library())
+    return render(sections, library())
 
 
 def _claims(found: Sequence[tuple[Claim, Finding]], records: Sequence[str]) -> Section:
@@ -71,23 +71,14 @@ def _claims(found: Sequence[tuple[Claim, Finding]], records: Sequence[str]) -> S
     return Section.of("claims", [Ledger(found, counts(found), names), source])
 
 
-def _again(blocks: Sequence[Block]) -> Section:
-    """How to make the page again, and the records behind it."""
+def _again() -> Section:
+    """How to make the page again."""
     import vl_convert
 
     about = origin(threads=1)
     charts = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
-    # Of several records at once it is not known which has which commit.
-    alone = {own.records[0]: own for own in blocks if isinstance(own, Source) and len(own.records) == 1 and own.times}
-    rows = []
-    for name, own in sorted(alone.items()):
-        each = (own.days, ", ".join(own.commits), "; ".join(own.machines), "; ".join(own.versions))
-        rows.append((name, *(cell or "–" for cell in each)))
     made = f"This page: {versions_of(about)}, {charts}, commit {about['commit'] or 'unknown'}."
-    found: list[Block] = [WORDS["sections"]["again"]["how"], made]
-    columns = ("Record", "Day", "Commit", "Machine", "Versions")
-    found.append(table(columns, rows, caption="The records behind this page"))
-    return Section.of("again", found)
+    return Section.of("again", [WORDS["sections"]["again"]["how"], made])
 
 
 @cache

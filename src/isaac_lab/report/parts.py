@@ -60,16 +60,15 @@ class Source:
 
     @property
     def about(self) -> str:
-        """When, at which commit and where."""
+        """At which commit, when, where, and with which versions."""
         commits = f"commit{'s' if len(self.commits) > 1 else ''} {', '.join(self.commits)}" if self.commits else ""
-        return " · ".join(filter(None, (commits, self.days, "; ".join(self.machines))))
+        return " · ".join(filter(None, (commits, self.days, "; ".join(self.machines), "; ".join(self.versions))))
 
     @property
     def markdown(self) -> str:
         """All of it, in a paragraph."""
         records, commands = (", ".join(f"`{name}`" for name in names) for names in (self.records, self.commands))
-        versions = f" · {'; '.join(self.versions)}" if self.versions else ""
-        return wrapped(f"Record: {records}, by {commands}; {self.about}{versions}.")
+        return wrapped(f"Record: {records}, by {commands}; {self.about}.")
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
