@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
 from isaac_lab import times
 from isaac_lab.charts import lines, mosaic
@@ -15,7 +15,7 @@ from isaac_lab.record import Record, Store
 from isaac_lab.report import WORDS, parts, tables
 from isaac_lab.report.docs import Blocks
 from isaac_lab.report.tables import Row, Table
-from isaac_lab.stats import contrast
+from isaac_lab.stats import contrast, sample
 from isaac_lab.studies import demo as studies
 from isaac_lab.studies.demo import FRAMES, Summary, summarize
 from isaac_lab.workload import load
@@ -157,9 +157,7 @@ def _steps(own: Summary, plain: Summary) -> int | None:
 
 
 def _spread(values: Sequence[float]) -> str:
-    if not all(map(math.isfinite, values)):
-        return "diverged"
-    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+    return tables.spread(sample(values), ".2f") if all(map(math.isfinite, values)) else "diverged"
 
 
 def _url(picture: str | float | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from isaac_lab.charts import dots, lines
 from isaac_lab.charts.figure import Figure, Look, Method, identifier, look
 from isaac_lab.charts.lines import Axis, Line, Panel
-from isaac_lab.report import WORDS
+from isaac_lab.report import WORDS, tables
 from isaac_lab.report.tables import Row, Table, table
 from isaac_lab.studies.paper import fig6
 from isaac_lab.studies.paper.folder import View
@@ -99,10 +99,9 @@ def accuracies(view: View) -> Table:
         found = fig6.shown_cell(cell)
         if found is None or cell.best is None:
             continue
-        deviation = f" ± {found['std']:.2%}" if found["std"] is not None else ""
         lost = f", {found['diverged']} diverged" if found["diverged"] else ""
         damping = f"{cell.best.damping:g}" if cell.best.get("damping") else "–"
-        accuracy = f"{found['mean']:.2%}{deviation} ({found['n']}{lost})"
+        accuracy = f"{tables.spread(found, '.2%')} ({found['n']}{lost})"
         step = [own.get(name, "–") for own in ratios.values()]
         rows.append([f"({setting}) {fig6.METHODS[name].label}", f"{cell.best.learning_rate:g}", damping, accuracy, *step])
     return table(["Method", "η", "λ", "Test accuracy (n)", *(f"Step × ∇,\n{mode}" for mode in ratios)], rows)

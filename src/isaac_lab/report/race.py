@@ -14,7 +14,7 @@ from isaac_lab.record import Store
 from isaac_lab.report import WORDS, parts, race_rules
 from isaac_lab.report.docs import Blocks, DocsError
 from isaac_lab.report.parts import Block, Heading, Notes, Section, Source, missing
-from isaac_lab.report.tables import Row, Table
+from isaac_lab.report.tables import Row, Table, spread
 from isaac_lab.report.tables import table as made
 from isaac_lab.stats import LEVEL
 from isaac_lab.studies import numbers
@@ -26,6 +26,8 @@ Record = Mapping[str, Any]
 
 #: The largest first.
 SCALES = ("standard", "full", "quick", "smoke")
+#: How numbers and their deviations are written.
+FINE = (".3g", ".1g")
 #: Quantities that are shares, and shown in per cent.
 SHARES = ("accuracy", "test_accuracy", "f1")
 #: Times the largest loss of an untrained network: what lies above has diverged, and would press the rest flat.
@@ -86,18 +88,18 @@ def _row(method: Record, summary: Record, columns: int) -> Row:
         return Row((method["label"], f"not run: {method['reason']}", *["–"] * (columns - 2)), method["ours"])
     known = {summary["quantity"]: method["final"]} | {name: method["metrics"][name] for name in summary["metric_titles"]}
     each, ruled = method["seconds_per_step"], bool(summary.get("rules"))
-    cells = [method["label"], _settings(method), *(_spread(found, _style(name)) for name, found in known.items())]
+    cells = [method["label"], _settings(method), *(spread(found, *_style(name)) for name, found in known.items())]
     cells.append(_reached(method["steps_to_target"], ",.0f", ruled=ruled))
     # Nobody knows the seconds of steps that have not been timed.
-    cells.append("–" if each is None else _reached(method["seconds_to_target"], ".3g", ruled=ruled))
+    cells.append("–" if each is None else _reached(method["seconds_to_target"], *FINE, ruled=ruled))
     cells.append("–" if each is None else f"{_milliseconds(each)} ({method['mode']})")
     cells.append(f"{method['n']}" + (f", {method['diverged']} diverged" if method["diverged"] else ""))
     bad = {columns - 1: method["diverged"], columns - 3: None in method["steps_to_target"]["values"]}
     return Row(tuple(cells), method["ours"], marks={place: "bad" for place, wrong in bad.items() if wrong})
 
 
-def _style(quantity: str) -> str:
-    return ".1%" if quantity in SHARES else ".3g"
+def _style(quantity: str) -> tuple[str, ...]:
+    return (".1%",) if quantity in SHARES else FINE
 
 
 def _settings(method: Record) -> str:
@@ -108,24 +110,16 @@ def _settings(method: Record) -> str:
     return " ".join(words) + (" (edge)" if method["edge"] else "")
 
 
-def _spread(found: Record, style: str) -> str:
-    """Mean ± deviation."""
-    if found["mean"] is None:
-        return "–"
-    coarse = ".1g" if style == ".3g" else style
-    return format(found["mean"], style) + ("" if found["std"] is None else f" ± {found['std']:{coarse}}")
-
-
-def _reached(found: Record, style: str, *, ruled: bool = False) -> str:
+def _reached(found: Record, *styles: str, ruled: bool = False) -> str:
     """The mean over seeds; by the rules the median, in which a seed that misses the target is infinite."""
     there = [value for value in found["values"] if value is not None]
     if not there:
         return "–" if found["values"] == [] else "never"
     if len(there) == len(found["values"]) and not ruled:
-        return _spread(found, style)
+        return spread(found, *styles)
     share = "" if len(there) == len(found["values"]) else f" ({len(there)} of {len(found['values'])})"
     middle = found["median"] if ruled else found["mean"]
-    return ("∞" if middle is None else format(middle, style)) + share
+    return ("∞" if middle is None else format(middle, styles[0])) + share
 
 
 def compared(summary: Record) -> Table:
@@ -165,7 +159,7 @@ def said(summary: Record) -> list[str]:
     found = [f"Target: {_lower(summary['quantity_title'])} {target} ({summary['target_by']})."]
     known = {method["name"]: method for method in summary["methods"] if method["n"]}
     for name in summary.get("published", {}).keys() & known.keys():
-        style, mean = _style(summary["quantity"]).replace(".3g", ".5g"), known[name]["final"]["mean"]
+        style, mean = ".1%" if summary["quantity"] in SHARES else ".5g", known[name]["final"]["mean"]
         here = "diverges here" if mean is None else f"reaches {mean:{style}} here"
         found.append(f"{known[name]['label']} {here}; published: {summary['published'][name]:{style}}.")
     known = {name: summary.get(name) for name in ("trials", "seeds", "batch", "rules", "commit")}

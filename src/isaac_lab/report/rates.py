@@ -17,7 +17,7 @@ from isaac_lab.records import StoreError, write_whole
 from isaac_lab.report import WORDS, parts, tables
 from isaac_lab.report.docs import Blocks
 from isaac_lab.report.tables import Table
-from isaac_lab.stats import LEVEL, contrast, holm
+from isaac_lab.stats import LEVEL, contrast, holm, sample
 from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
 
 #: By arm of the study.
@@ -142,8 +142,6 @@ def _shown(found: Shown) -> list[parts.Block]:
 
 
 def _mean(values: Sequence[float]) -> str:
-    there = [100 * value for value in values if math.isfinite(value)]
-    lost = f", {len(values) - len(there)} diverged" if len(there) < len(values) else ""
-    if not there:
-        return "diverged"
-    return f"{fmean(there):.1f}" + (f" ± {stdev(there):.1f}" if len(there) > 1 else "") + lost
+    found = sample([100 * value for value in values])
+    lost = f", {len(values) - found['n']} diverged" if found["n"] < len(values) else ""
+    return tables.spread(found, ".1f") + lost if found["n"] else "diverged"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import rich.table
@@ -113,6 +113,13 @@ def table(
     places = frozenset(place for place, heading in enumerate(columns) if heading in named)
     rows = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in body)
     return Table(caption, tuple(columns), rows, places, note)
+
+
+def spread(found: Mapping[str, Any], style: str, coarse: str = "") -> str:
+    """Mean ± deviation of a sample, the deviation in a style of its own where there is one; a dash for nothing."""
+    if found["mean"] is None:
+        return "–"
+    return f"{found['mean']:{style}}" + ("" if found["std"] is None else f" ± {found['std']:{coarse or style}}")
 
 
 def _one_line(cell: str) -> str:
