@@ -405,7 +405,7 @@ def test_the_ledger_and_its_page_show_every_claim(tmp_path: Path) -> None:
     assert "**E3.1: holds.**" in text
     assert "**E5.4: holds.**" in text
     assert "**E1.7: not enough data.**" in text
-    assert "![Figure 5, scale quick](figures/fig5-quick.svg)" in text
+    assert "![Figure 5: ζ* in selected layers, training loss](figures/fig5-quick.svg)" in text
     assert "Figure 5: ζ* in selected layers" in (tmp_path / "docs" / "figures" / "fig5-quick.svg").read_text(encoding="utf-8")
     # Nothing is drawn beside the records.
     assert {path.name for path in (tmp_path / "records" / "fig5" / "quick").iterdir()} == {
@@ -413,7 +413,7 @@ def test_the_ledger_and_its_page_show_every_claim(tmp_path: Path) -> None:
         "trials.jsonl",
         ".lock",
     }
-    assert "61 s" in text
+    assert "3 runs trained in 61.0 s (local)" in text
     assert "digits of 8 × 8" in text
     assert str(tmp_path) not in text.replace((tmp_path / "records").as_posix(), "").replace((tmp_path / "bench").as_posix(), "")
 

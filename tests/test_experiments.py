@@ -582,7 +582,7 @@ def test_a_smoke_run_says_the_widths_that_it_trained(tmp_path: Path) -> None:
 
 
 def test_the_styles_name_every_curve() -> None:
-    assert set(curves.LAYERS) == {group.name for group in panel("fig5", "a").groups}
+    assert set(curves.STYLES["fig5"]) == {group.name for group in panel("fig5", "a").groups}
 
 
 def test_all_goes_on_where_one_experiment_lacks_its_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

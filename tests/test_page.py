@@ -17,15 +17,17 @@ from typer.testing import CliRunner, Result
 
 from isaac_lab import lines as stored
 from isaac_lab import words
+from isaac_lab.charts import figure as drawn
 from isaac_lab.charts import heat, lines
+from isaac_lab.charts.figure import Chart
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.report import report
 from isaac_lab.record import FORMAT, Store
 from isaac_lab.report import headline
 from isaac_lab.report import page as building
 from isaac_lab.report import race as race_page
+from isaac_lab.report.page import render
 from isaac_lab.report.parts import Figure, Heading, Section, Source, Tiles
-from isaac_lab.report.render import page as render
 from isaac_lab.report.tables import Table
 from isaac_lab.report.views import rate
 from isaac_lab.studies.paper import EXPERIMENTS
@@ -180,8 +182,14 @@ TAB1 = {
     "times": {},
     "columns": ["CoLA (Matthews)", "MRPC (F1)"],
     "rows": [
-        {"label": "∇", "name": "none", "ours": False, "cells": [cell(0.412), None]},
-        {"label": "ζ* everywhere", "name": "reduce", "ours": True, "cells": [cell(0.437), cell(0.871)]},
+        {"label": "∇", "model": "a small BERT", "method": "plain", "ours": False, "cells": [cell(0.412), None]},
+        {
+            "label": "ζ* everywhere",
+            "model": "a small BERT",
+            "method": "made up",
+            "ours": True,
+            "cells": [cell(0.437), cell(0.871)],
+        },
     ],
     "notes": [f"A note {EVIL}."],
 }
@@ -388,10 +396,11 @@ def test_all_text_is_escaped(made_up_text: str) -> None:
 
 def test_words_are_escaped_before_they_are_marked() -> None:
     lead = "**bold** `a < b` λ_a <b>x</b>"
-    text = render([Section("a", "<i>", lead, ())], {"chart": "</script><!--"}, "var x = '</script>';")
+    chart = Chart("chart", "", "", {}, ({"a": "</script><!--"},))
+    text = render([Section("a", "<i>", lead, (Figure(drawn.Figure("f", (chart,))),))], "var x = '</script>';")
     assert "<strong>bold</strong> <code>a &lt; b</code> λ<sub>a</sub> &lt;b&gt;x&lt;/b&gt;" in text
     assert "<i>" not in text
-    assert r'{"chart":"\u003c/script>\u003c!--"}' in text
+    assert r'{"chart":{"spec":{},"values":[{"a":"\u003c/script>\u003c!--"}]}}' in text
     assert text.count("</script>") == text.count("<script")
 
 
@@ -455,7 +464,10 @@ def test_all_scales_are_shown_and_smoke_tests_are_marked(tmp_path: Path, made_up
     assert [summary.scale for summary in found] == ["full", "quick"]
     blocks = race_page.section(found).blocks
     assert [block.id for block in blocks if isinstance(block, Heading)] == ["race-mnist-mlp", "race-mnist-mlp-quick"]
-    assert [block.charts[0].id for block in blocks if isinstance(block, Figure)] == ["curve-mnist-mlp", "curve-mnist-mlp-quick"]
+    assert [block.shown.charts[0].id for block in blocks if isinstance(block, Figure)] == [
+        "curve-mnist-mlp",
+        "curve-mnist-mlp-quick",
+    ]
     text = Elements(made_up_text).text
     assert text.count("Smoke test: it shows that the code runs") == 1
     assert "A small GPT (smoke test, n = 3)" in text
@@ -466,7 +478,7 @@ def test_table_1_and_figure_6_are_shown_whole(made_up_text: str) -> None:
     assert "∇ 0.412 ± 0.012 (n 5, lr 2e-5) –" in text
     assert "ζ* everywhere 0.437 ± 0.012 (n 5, lr 2e-5) 0.871 ± 0.012 (n 5, lr 2e-5)" in text
     assert f"A note {EVIL}." in text
-    assert "(a) momentum: at the end Method Epochs Mean ± deviation n ∇ 3 0.6780 ± 0.012 3 ζ* 3 0.7890 ± 0.012 3" in text
+    assert "∇ 0.941 ± 0.012 (n 5, lr 2e-5) – 0.873 ± 0.012 (n 5, lr 2e-5)" in text
     assert [line["value"] for line in charts(made_up_text)["fig6-a"]["values"]] == [[0.5, 0.6, 0.678], [0.6, 0.7, 0.789]]
     assert "isaac-newton reproduce tab1 --scale quick commit 0123456789ab · 2026-11-15" in text
 
@@ -506,7 +518,7 @@ def test_seeds_without_a_common_step_are_shown_one_by_one(tmp_path: Path) -> Non
     write(tmp_path / "race/a/quick/summary.json", race(methods=[plain]))
     section = race_page.section(race_page.summaries(tmp_path / "race", "results/race"))
     (figure,) = (block for block in section.blocks if isinstance(block, Figure))
-    shown = [row["run"] for row in figure.charts[0].values if row["over_seeds"]]
+    shown = [row["run"] for row in figure.shown.charts[0].values if row["over_seeds"]]
     assert shown == ["seed 0", "seed 1"]
 
 

@@ -495,7 +495,7 @@ def test_a_page_is_filled(smoke: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(smoke[0] / "smoke", tmp_path / "out" / "smoke")
     told(Store(tmp_path / "out" / "quick"), RECIPES["siren"], lambda arm, trial: 20 + NOISE.get(trial.seed, 0))
     page = tmp_path / "page.md"
-    blocks = ("recipes-quick", "recipes-standard", "recipes-rules", "recipes-table")
+    blocks = ("recipes-quick", "recipes-standard", "recipes-rules")
     page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in blocks), encoding="utf-8")
     words = ("--out", str(tmp_path / "out"), "--draw-only", "--fill", str(page))
     assert called(*words).exit_code == 0
@@ -503,7 +503,7 @@ def test_a_page_is_filled(smoke: tuple[Path, str], tmp_path: Path) -> None:
     assert "No record has been made by the rules as they are." in text
     assert "figures/recipes-quick.svg" in text
     assert (tmp_path / "figures" / "recipes-quick.svg").is_file()
-    assert text.count("| SIREN |") == 4
+    assert text.count("| SIREN |") == 3
     page.write_text("no marks\n", encoding="utf-8")
     assert "has no <!-- recipes-quick -->" in " ".join(called(*words).output.replace("│", "").split())
     page.unlink()

@@ -16,6 +16,13 @@ Dot = Mapping[str, Any]
 METHOD, BETWEEN, AROUND = 14, 8, 34
 WIDTH = 400
 TOOLTIP = {"method": "Method", "model": "Model", "words": "Ours", "paper_words": "The paper", "limit_words": "Bar"}
+#: By the column that they show.
+MARKS: Mapping[str, dict[str, Any]] = {
+    "paper": {"type": "point", "shape": "diamond", "size": 60, "strokeWidth": 1.6, "filled": False},
+    "limit": {"type": "tick", "thickness": 1.5, "size": 14, "color": "var(--ink)"},
+    "seeds": {"type": "circle", "size": 14, "opacity": 0.55, "yOffset": 9},
+    "value": {"type": "circle", "size": 75, "opacity": 1},
+}
 
 
 def chart(
@@ -30,36 +37,23 @@ def chart(
     unit: str = "",
     width: int = WIDTH,
 ) -> Chart:
-    """The chart.
+    """The chart, dots in the order of their methods.
 
-    Args:
-        id: Of its element.
-        title: Above it.
-        alt: What it shows, in words.
-        rows: The data.
-        methods: Their colours, in the order of the dots.
-        ratio: Whether the values are ratios: a logarithmic axis with a line at 1.
-        wide: Whether the axis is as good as logarithmic far from 0, on both sides.
-        unit: After each number on the axis.
-        width: In a picture, in pixels.
+    Ratios have a logarithmic axis with a line at 1; a wide axis is as good as logarithmic far from 0, on both sides.
     """
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    names = [method.label for method in methods]
+    models, names = list(dict.fromkeys(row["model"] for row in rows)), [method.label for method in methods]
     several = len(models) > 1
-    scale: dict[str, Any] = {"type": "log", "nice": False, "padding": 14} if ratio else {"zero": False, "padding": 14}
+    scale: dict[str, Any] = {"padding": 14} | ({"type": "log", "nice": False} if ratio else {"zero": False})
     scale |= {"type": "symlog", "constant": 1} if wide else {}
     label = f"{ROUND} ? format(datum.value, '~r') + ' ×' : ''" if ratio else f"format(datum.value, '~r') + '{unit}'"
-    x = {"type": "quantitative", "title": None, "scale": scale}
-    x["axis"] = {"labelExpr": label, "labelOverlap": "greedy", "grid": not ratio, "tickCount": 6}
-    place: dict[str, Any] = {"type": "nominal", "title": None}
-    place["axis"] = {"ticks": False, "domain": False, "labelPadding": 6, "grid": several, "tickBand": "extent"}
-    place["axis"]["labelLimit"] = 200
+    axis = {"labelExpr": label, "labelOverlap": "greedy", "grid": not ratio, "tickCount": 6}
+    x = {"type": "quantitative", "title": None, "scale": scale, "axis": axis}
+    left = {"ticks": False, "domain": False, "labelPadding": 6, "grid": several, "tickBand": "extent", "labelLimit": 200}
+    y = {"type": "nominal", "title": None, "axis": left, "field": "method", "sort": names}
+    shared: dict[str, Any] = {"y": y, "color": colours(methods)}
     if several:
         offset = {"field": "method", "type": "nominal", "sort": names, "scale": {"domain": names, "paddingInner": 0.2}}
-        shared: dict[str, Any] = {"y": place | {"field": "model", "sort": models}, "yOffset": offset}
-    else:
-        shared = {"y": place | {"field": "method", "sort": names}}
-    shared["color"] = colours(methods)
+        shared |= {"y": y | {"field": "model", "sort": models}, "yOffset": offset}
     shared["tooltip"] = [{"field": field, "title": words} for field, words in TOOLTIP.items() if any(field in r for r in rows)]
     height = (METHOD * len(names) + BETWEEN) * len(models) if several else 30 * len(names)
     spec = {
@@ -72,7 +66,7 @@ def chart(
 
 
 def _layers(rows: Sequence[Dot], x: dict[str, Any], shared: dict[str, Any], ratio: bool) -> list[dict[str, Any]]:
-    """From the back to the front: the line at 1, intervals, the paper's, limits, single seeds, dots."""
+    """From the back to the front: the line at 1, intervals, and `MARKS`."""
     at_one = {"data": {"values": [{}]}, "mark": {"type": "rule", "color": "var(--muted)"}, "encoding": {"x": x | {"datum": 1}}}
     interval = {
         "transform": [{"filter": "isValid(datum.value)"}],
@@ -80,17 +74,10 @@ def _layers(rows: Sequence[Dot], x: dict[str, Any], shared: dict[str, Any], rati
         "encoding": shared | {"x": x | {"field": "low"}, "x2": {"field": "high"}},
     }
     layers = [*([at_one] if ratio else ()), interval]
-    marks: dict[str, dict[str, Any]] = {
-        "paper": {"type": "point", "shape": "diamond", "size": 60, "strokeWidth": 1.6, "filled": False},
-        "limit": {"type": "tick", "thickness": 1.5, "size": 14, "color": "var(--ink)"},
-        "seeds": {"type": "circle", "size": 14, "opacity": 0.55, "yOffset": 9},
-        "value": {"type": "circle", "size": 75, "opacity": 1},
-    }
-    for field, mark in marks.items():
-        if all(row.get(field) is None for row in rows):
-            continue
-        own = {key: value for key, value in shared.items() if (key, field) != ("color", "limit")}
-        transform: list[dict[str, Any]] = [{"flatten": ["seeds"]}] if field == "seeds" else []
-        transform.append({"filter": f"isValid(datum.{field})"})
-        layers.append({"transform": transform, "mark": mark, "encoding": own | {"x": x | {"field": field}}})
+    for field, mark in MARKS.items():
+        if any(row.get(field) is not None for row in rows):
+            own = {key: value for key, value in shared.items() if key not in mark}
+            transform: list[dict[str, Any]] = [{"flatten": ["seeds"]}] if field == "seeds" else []
+            transform.append({"filter": f"isValid(datum.{field})"})
+            layers.append({"transform": transform, "mark": mark, "encoding": own | {"x": x | {"field": field}}})
     return layers

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from html import escape
 from importlib.resources import as_file, files
@@ -22,10 +22,10 @@ FONT = "DejaVu Sans, Verdana, sans-serif"
 COLOURS = {"paper": "#ffffff", "ink": "#1c1e21", "muted": "#5d6168", "line": "#e2dfd9", "void": "#e9e6e1"}
 COLOURS |= {f"hue-{name}": value for name, value in HUES.items()}
 MUTED, INK = COLOURS["muted"], COLOURS["ink"]
-#: Pixels: around everything, between charts, of the title, of a line of the subtitle, and of a row of the legend.
-MARGIN, GAP, TITLE, LINE, ITEM = 16, 22, 30, 17, 22
-#: Of letters, as a share of the font's size: more than most need.
-LETTER = 0.6
+#: Pixels: around everything, between charts, of a line of the title, of a line of text, and of a row of the legend.
+MARGIN, GAP, TITLE, LINE, ITEM = 16, 22, 24, 17, 22
+#: Of letters, as a share of the font's size, more than most need: of the title, of the legend, of all others.
+BOLD, NAME, LETTER = 0.66, 0.64, 0.6
 #: Of a PNG, over the size in pixels.
 SCALE = 1.5
 #: Of a row of charts, at most.
@@ -57,9 +57,11 @@ def pictures(figure: Figure, path: Path, *, suffixes: Sequence[str] = (".svg", "
 
 def svg(figure: Figure) -> str:
     """The figure as SVG: all of its views."""
-    rows = [list(_panels(figure, view)) for view in figure.views]
-    each = [max(1, WIDEST // (row[0][1][0] + GAP)) for row in rows]
-    rows = [row[start : start + many] for row, many in zip(rows, each, strict=True) for start in range(0, len(row), many)]
+    rows: list[list[tuple[str, tuple[int, int]]]] = []
+    for views in figure.views:
+        drawn = [_panel(chart, figure.chosen(view)) for view in views for chart in figure.charts]
+        many = max(1, WIDEST // (drawn[0][1][0] + GAP))
+        rows += [drawn[start : start + many] for start in range(0, len(drawn), many)]
     width = max(sum(size[0] for _, size in row) + GAP * (len(row) - 1) for row in rows) + 2 * MARGIN
     top, parts = _headings(figure, width)
     for row in rows:
@@ -69,34 +71,27 @@ def svg(figure: Figure) -> str:
             left += size[0] + GAP
         top += max(size[1] for _, size in row) + GAP
     legend, top = _legend(figure.methods, width, top - GAP // 2)
-    text = "".join([*parts, *legend])
     about = f"<title>{escape(figure.title or figure.id)}</title><desc>{escape(figure.alt)}</desc>"
     shape = f'width="{width}" height="{top}" viewBox="0 0 {width} {top}"'
     ground = f'<rect width="{width}" height="{top}" fill="#ffffff"/>'
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return _numbered(f'<svg {names} {shape} font-family="{FONT}" role="img">{about}{ground}{text}</svg>\n')
+    text = "".join([about, ground, *parts, *legend])
+    return _numbered(f'<svg {names} {shape} font-family="{FONT}" role="img">{text}</svg>\n')
 
 
 def filled(spec: Any, values: dict[str, Any]) -> Any:
     """A specification with what the controls say in place of each "$name", nothing where they say nothing."""
-    if isinstance(spec, str) and re.fullmatch(r"\$\w+", spec):
-        return values.get(spec[1:])
     if isinstance(spec, dict):
-        return {key: filled(value, values) for key, value in spec.items() if not _is_nothing(value, values)}
+        return {key: filled(value, values) for key, value in spec.items() if not _name(value) or _name(value) in values}
     if isinstance(spec, list | tuple):
         return [filled(value, values) for value in spec]
-    return spec
+    name = _name(spec)
+    return values.get(name) if name else spec
 
 
-def _is_nothing(value: Any, values: dict[str, Any]) -> bool:
-    return isinstance(value, str) and bool(re.fullmatch(r"\$\w+", value)) and value[1:] not in values
-
-
-def _panels(figure: Figure, views: Sequence[Any]) -> Iterator[tuple[str, tuple[int, int]]]:
-    for view in views:
-        values = figure.chosen(view)
-        for chart in figure.charts:
-            yield _panel(chart, values)
+def _name(value: Any) -> str:
+    """Of "$name", and of nothing else."""
+    return value[1:] if isinstance(value, str) and re.fullmatch(r"\$\w+", value) else ""
 
 
 def _panel(chart: Chart, values: dict[str, Any]) -> tuple[str, tuple[int, int]]:
@@ -107,14 +102,8 @@ def _panel(chart: Chart, values: dict[str, Any]) -> tuple[str, tuple[int, int]]:
     width, height = chart.picture
     if chart.title:
         lines = [line for part in chart.title.split("\n") for line in textwrap.wrap(part, int(width / (LETTER * 12)))]
-        spec["title"] = {
-            "text": lines,
-            "anchor": "start",
-            "frame": "group",
-            "fontSize": 12,
-            "fontWeight": "normal",
-            "color": INK,
-        }
+        look = {"anchor": "start", "frame": "group", "fontSize": 12, "fontWeight": "normal", "color": INK}
+        spec["title"] = {"text": lines, **look}
         height += LINE * (len(lines) - 1)
     spec |= {"width": width, "height": height, "autosize": {"type": "fit", "contains": "padding"}, "padding": 2}
     spec |= {"data": {"values": list(chart.values)}, "config": _config(), "background": None}
@@ -141,14 +130,13 @@ def _config() -> dict[str, Any]:
 
 def _headings(figure: Figure, width: int) -> tuple[int, list[str]]:
     """The height of title and subtitle, and their elements."""
-    top, parts = MARGIN, []
-    for line in textwrap.wrap(figure.title, int((width - 2 * MARGIN) / (0.66 * 16))):
+    top, parts, room = MARGIN, [], width - 2 * MARGIN
+    for line in textwrap.wrap(figure.title, int(room / (BOLD * 16))):
         parts.append(_text(MARGIN, top + 17, line, f'font-size="16" font-weight="bold" fill="{INK}"'))
-        top += TITLE - 6
-    for part in figure.subtitle.splitlines():
-        for line in textwrap.wrap(part, int((width - 2 * MARGIN) / (LETTER * 11))):
-            parts.append(_text(MARGIN, top + 12, line, f'font-size="11" fill="{MUTED}"'))
-            top += LINE
+        top += TITLE
+    for line in (line for part in figure.subtitle.splitlines() for line in textwrap.wrap(part, int(room / (LETTER * 11)))):
+        parts.append(_text(MARGIN, top + 12, line, f'font-size="11" fill="{MUTED}"'))
+        top += LINE
     return top + (10 if parts else 0), parts
 
 
@@ -156,7 +144,7 @@ def _legend(methods: Sequence[Method], width: int, top: int) -> tuple[list[str],
     """A line and a name for each method, and where they end."""
     parts, left = [], MARGIN
     for method in methods:
-        room = 34 + int(len(method.label) * 0.64 * 12) + 20
+        room = 34 + int(len(method.label) * NAME * 12) + 20
         if left + room > width and left > MARGIN:
             left, top = MARGIN, top + ITEM
         look = method.look

@@ -1,26 +1,18 @@
 """What a figure is: charts of Vega-Lite, controls that say what they show, and methods with one look everywhere."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, TypeAlias
 
 Spec: TypeAlias = Mapping[str, Any]
 #: By the label of a control, the label of the choice that is made.
 View: TypeAlias = Mapping[str, str]
 
-#: The palette of Okabe and Ito, which colour-blind readers can tell apart; on white, and on the page `var(--hue-…)`.
-HUES = {
-    "black": "#000000",
-    "orange": "#e69f00",
-    "sky": "#56b4e9",
-    "green": "#009e73",
-    "yellow": "#c9b900",
-    "blue": "#0072b2",
-    "red": "#d55e00",
-    "pink": "#cc79a7",
-    "grey": "#888888",
-}
-DASHED, DOTTED, MIXED = (6, 4), (2, 3), (8, 3, 2, 3)
+_KNOWN = tomllib.loads((files(__package__) / "looks.toml").read_text(encoding="utf-8"))
+HUES: Mapping[str, str] = _KNOWN["hues"]
+DASHED, MIXED = (6, 4), (8, 3, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -31,38 +23,16 @@ class Look:
     dash: tuple[int, ...] = ()
     width: float = 2
 
+    @classmethod
+    def of(cls, hue: str, dash: Sequence[int] = (), width: float = 2) -> "Look":
+        """From data."""
+        return cls(hue, tuple(dash), width)
 
-#: One look for each method, in every figure. What conditions is solid, what it is compared with is broken.
+
 LOOKS: Mapping[str, Look] = {
-    "gradient": Look("black", DASHED),
-    "zeta": Look("blue"),
-    "zeta_star": Look("red"),
-    "kfac": Look("yellow", DOTTED),
-    "formula": Look("orange", DOTTED),
-    "sgd": Look("black", DASHED),
-    "sgd+isaac": Look("black"),
-    "momentum": Look("sky", DASHED),
-    "momentum+isaac": Look("sky"),
-    "adam": Look("blue", DASHED),
-    "adam+isaac": Look("blue"),
-    "adam+line": Look("orange"),
-    "adamw": Look("blue", DASHED),
-    "adamw+isaac": Look("blue"),
-    "adamw+isaac running": Look("green"),
-    "muon": Look("red", DASHED),
-    "muon+isaac": Look("red"),
-    "muon+isaac running": Look("orange"),
-    "soap": Look("pink", MIXED),
-    "soap+isaac": Look("pink"),
-    "nesterov": Look("sky", DASHED),
-    "nesterov+isaac": Look("sky"),
-    "nadamw": Look("green", DASHED),
-    "nadamw+isaac": Look("green"),
-    "schedule-free": Look("black", DASHED),
-    "schedule-free+isaac": Look("black"),
-    "kron": Look("grey", DASHED),
-    "kron+isaac": Look("grey"),
-    "foof": Look("orange", DASHED),
+    **{name: Look.of(**own) for name, own in _KNOWN["looks"].items()},
+    **{name: Look(hue, DASHED) for name, hue in _KNOWN["pairs"].items()},
+    **{f"{name}+isaac": Look(hue) for name, hue in _KNOWN["pairs"].items()},
 }
 
 
@@ -73,13 +43,7 @@ def look(name: str, number: int = 0) -> Look:
 
 @dataclass(frozen=True)
 class Method:
-    """A method in a figure: its name there, which is also its value in the data, and its look.
-
-    Args:
-        label: For people.
-        look: Of its lines and dots.
-        ours: Whether it is this library's.
-    """
+    """A method in a figure: its name there, which is also its value in the data, and its look."""
 
     label: str
     look: Look
@@ -115,15 +79,9 @@ class Control:
 
 @dataclass(frozen=True)
 class Chart:
-    """A pair of axes.
+    """A pair of axes, with words for those who do not see it (`alt`), and with its size in a file, in pixels.
 
-    Args:
-        id: Of its element on the page.
-        title: Above it.
-        alt: What it shows, for those who do not see it.
-        spec: Of Vega-Lite. "$name" stands for what a control says; colours are variables of the page's style.
-        values: The data.
-        picture: Width and height in a file, in pixels.
+    In its specification of Vega-Lite "$name" stands for what a control says; colours are variables of the page's style.
     """
 
     id: str
@@ -136,27 +94,17 @@ class Chart:
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts with the same controls and methods.
-
-    Args:
-        id: Of its element on the page.
-        charts: Side by side.
-        title: Of the picture; the page has headings of its own.
-        subtitle: Below that: data, scale, seeds.
-        controls: What a reader can choose.
-        methods: Which can be shown or not; the legend of the picture.
-        views: What the picture shows of the controls, row by row; the first choice of each that a view does not name.
-        caption: Below it: how to read it.
-    """
+    """Charts side by side, with the same controls and methods."""
 
     id: str
     charts: tuple[Chart, ...]
-    title: str = ""
-    subtitle: str = ""
+    title: str = ""  # of the picture; the page has headings of its own
+    subtitle: str = ""  # data, scale, seeds
     controls: tuple[Control, ...] = ()
-    methods: tuple[Method, ...] = ()
+    methods: tuple[Method, ...] = ()  # that can be shown or not; the legend of the picture
+    #: What the picture shows of the controls, row by row; the first choice of each that a view does not name.
     views: tuple[tuple[View, ...], ...] = (({},),)
-    caption: str = ""
+    caption: str = ""  # below it: how to read it
 
     @property
     def alt(self) -> str:

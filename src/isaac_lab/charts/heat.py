@@ -26,10 +26,15 @@ APART = 0.14
 ACCURACIES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.999)
 #: Dampings whose cells have room for two decimals.
 FEW = 8
-#: Decades from the darkest to the brightest colour, at least.
+#: Decades from the darkest to the brightest colour, at least: smaller differences should not fill the whole scale.
 SMALLEST_SPAN = 0.2
 TOOLTIP = {"method": "Method", "λ_a": "λ_a", "λ_g": "λ_g", "loss": "Training loss", "accuracy": "Test accuracy"}
 TOOLTIP |= {"rate": "Learning rate", "status": "Status"}
+#: By quantity, its title, and how a legend writes what colours are linear in.
+QUANTITIES = {
+    "loss": ("Training loss", "format(pow(10, -datum.value), '.2~g')"),
+    "accuracy": ("Test accuracy", "format(1 - pow(10, -datum.value), '.3~%')"),
+}
 
 
 def group(cell: Cell) -> str:
@@ -39,32 +44,39 @@ def group(cell: Cell) -> str:
 
 def colour(value: float, quantity: str) -> float:
     """What the colour is linear in; larger is better."""
-    if quantity == "loss":
-        return -math.log10(max(value, SMALLEST_LOSS))
-    return -math.log10(max(1 - value, SMALLEST_ERROR))
+    return -math.log10(max(value, SMALLEST_LOSS) if quantity == "loss" else max(1 - value, SMALLEST_ERROR))
 
 
 def control(cells: Sequence[Cell]) -> Control:
     """Loss or accuracy; all maps of a figure have the same colours."""
-    label = {"loss": "format(pow(10, -datum.value), '.2~g')", "accuracy": "format(1 - pow(10, -datum.value), '.3~%')"}
     choices = []
-    for quantity, title in (("loss", "Training loss"), ("accuracy", "Test accuracy")):
-        if quantity == "loss" or any(math.isfinite(cell[quantity]) for cell in cells):
-            values = {"colour": f"{quantity}_colour", "text": f"{quantity}_text", "legend": title}
-            values |= {"legend_label": label[quantity]} | _colours(cells, quantity)
-            choices.append(Choice(title, values))
+    for quantity, (title, label) in QUANTITIES.items():
+        found = [colour(cell[quantity], quantity) for cell in _finite(cells, quantity)]
+        if quantity == "loss" or found:
+            names = {"colour": f"{quantity}_colour", "text": f"{quantity}_text", "legend": title, "legend_label": label}
+            choices.append(Choice(title, names | _colours(found or [0.0], quantity)))
     return Control("Colour", tuple(choices))
 
 
-def _colours(cells: Sequence[Cell], quantity: str) -> dict[str, Any]:
-    values = [colour(cell[quantity], quantity) for cell in cells if math.isfinite(cell[quantity])] or [0.0]
-    # Differences that nobody would call one should not fill the whole scale.
+def _finite(cells: Sequence[Cell], quantity: str, name: str = "") -> list[Cell]:
+    """Those that did not diverge, of a sector where it is named."""
+    return [cell for cell in cells if math.isfinite(cell[quantity]) and group(cell) == (name or group(cell))]
+
+
+def _colours(values: Sequence[float], quantity: str) -> dict[str, Any]:
     room = max(0.0, SMALLEST_SPAN - (max(values) - min(values))) / 2
     low, high = min(values) - room, max(values) + room
+    digits = (1, 2, 5) if high - low > 1 else (1, 1.5, 2, 3, 5, 7)
+    rounds = [digit * 10.0**decade for decade in range(-9, 4) for digit in digits] if quantity == "loss" else ACCURACIES
+    # Round losses or accuracies, as far apart as their names are long.
+    shown: list[float] = []
+    for value in sorted(colour(value, quantity) for value in rounds):
+        if low <= value <= high and (not shown or value - shown[-1] >= APART * (high - low)):
+            shown.append(round(value, 6))
     field = f"datum.{quantity}_colour"
     return {
         "domain": [low, high],
-        "legend_values": _legend(low, high, quantity),
+        "legend_values": shown,
         "finite": f"isValid({field})",
         "diverged": f"!isValid({field})",
         "bright": f"{field} > {low + BRIGHT * (high - low)}",
@@ -72,22 +84,11 @@ def _colours(cells: Sequence[Cell], quantity: str) -> dict[str, Any]:
     }
 
 
-def _legend(low: float, high: float, quantity: str) -> list[float]:
-    """Round losses or accuracies, as far apart as their names are long."""
-    digits = (1, 2, 5) if high - low > 1 else (1, 1.5, 2, 3, 5, 7)
-    rounds = [digit * 10.0**decade for decade in range(-9, 4) for digit in digits] if quantity == "loss" else ACCURACIES
-    shown: list[float] = []
-    for value in sorted(colour(value, quantity) for value in rounds):
-        if low <= value <= high and (not shown or value - shown[-1] >= APART * (high - low)):
-            shown.append(round(value, 6))
-    return shown
-
-
 def chart(id: str, title: str, cells: Sequence[Cell]) -> Chart:
     """The map; the control says of what."""
     dampings = sorted({cell["a"] for cell in cells if cell["a"] != math.inf})
     places = {damping: float(place) for place, damping in enumerate(dampings)} | {math.inf: len(dampings) + GAP}
-    size = len(dampings) + GAP + 1
+    last, size = places[math.inf], len(dampings) + GAP + 1
     x, y = _axis(places, size, "log₁₀ λ_g", 0.0), _axis(places, size, "log₁₀ λ_a", -TOP)
     y["scale"]["reverse"] = True
     tooltip = [{"field": name, "title": words} for name, words in TOOLTIP.items()]
@@ -102,7 +103,6 @@ def chart(id: str, title: str, cells: Sequence[Cell]) -> Chart:
     rect = {"type": "rect", "stroke": "var(--paper)", "strokeWidth": 1}
     frame = {"type": "rect", "fill": None, "stroke": "var(--hue-red)", "strokeWidth": 2.5, "tooltip": None}
     ink = {"condition": {"test": "$bright", "value": "#222"}, "value": "#fff"}
-    last = places[math.inf]
     sectors = [("ζ", len(dampings) / 2, -0.35), ("ζ*", last + 0.5, -0.35), ("∇", last - 0.28, last + 0.5)]
     layers: list[dict[str, Any]] = [
         _layer("$finite", rect, position | {"color": _colour(), "tooltip": tooltip}),
@@ -126,7 +126,7 @@ def _layer(test: str, mark: Mapping[str, Any], encoding: Mapping[str, Any]) -> d
 
 def _axis(places: Mapping[float, float], size: float, title: str, start: float) -> dict[str, Any]:
     middles = [place + 0.5 for place in places.values()]
-    names = [_decade(damping) for damping in places]
+    names = ["∞" if value == math.inf else f"{round(math.log10(value))}".replace("-", "−") for value in places]
     axis = {"values": middles, "labelExpr": f"{names}[indexof({middles}, datum.value)]", "grid": False, "ticks": False}
     # Vega leaves out values beyond the number of ticks that it finds right.
     axis |= {"domain": False, "labelAngle": 0, "labelOverlap": False, "tickCount": len(middles)}
@@ -135,13 +135,8 @@ def _axis(places: Mapping[float, float], size: float, title: str, start: float) 
 
 
 def _colour() -> dict[str, Any]:
-    legend: dict[str, Any] = {
-        "title": "$legend",
-        "labelExpr": "$legend_label",
-        "values": "$legend_values",
-        "titleFontWeight": "normal",
-    }
-    legend |= {"orient": "bottom", "direction": "horizontal", "gradientThickness": 8}
+    legend: dict[str, Any] = {"title": "$legend", "labelExpr": "$legend_label", "values": "$legend_values"}
+    legend |= {"titleFontWeight": "normal", "orient": "bottom", "direction": "horizontal", "gradientThickness": 8}
     legend |= {"gradientLength": {"expr": "max(100, width - 40)"}}
     scale = {"scheme": "viridis", "domain": "$domain", "nice": False}
     return {"field": "$colour", "type": "quantitative", "scale": scale, "legend": legend}
@@ -149,30 +144,25 @@ def _colour() -> dict[str, Any]:
 
 def _rows(cells: Sequence[Cell], places: Mapping[float, float]) -> list[dict[str, Any]]:
     decimals = 2 if len(places) <= FEW + 1 else 1
-    best = {quantity: _best(cells, quantity) for quantity in ("loss", "accuracy")}
+    best = {name: [_best(cells, name, sector) for sector in ("zeta", "zeta_star")] for name in QUANTITIES}
     rows = []
     for cell in cells:
         x, y, loss, accuracy = places[cell["g"]], places[cell["a"]], cell["loss"], cell["accuracy"]
         row = {"x": x, "x2": x + 1, "xm": x + 0.5, "y": y, "y2": y + 1, "ym": y + 0.5, "method": NAMES[group(cell)]}
         row |= {"λ_a": damping(cell["a"]), "λ_g": damping(cell["g"]), "loss": number(loss), "accuracy": percent(accuracy)}
         row |= {"rate": "–" if cell["rate"] is None else f"{cell['rate']:g}"}
-        row |= {"status": "finished" if math.isfinite(loss) else "diverged"}
-        row |= {"loss_text": _logarithm(loss, decimals)}
+        row |= {"status": "finished" if math.isfinite(loss) else "diverged", "loss_text": _logarithm(loss, decimals)}
         row |= {"accuracy_text": f"{100 * accuracy:.1f}" if math.isfinite(accuracy) else ""}
-        for quantity, value in (("loss", loss), ("accuracy", accuracy)):
-            row[f"{quantity}_colour"] = round(colour(value, quantity), 4) if math.isfinite(value) else None
-            row[f"{quantity}_best"] = any(cell is one for one in best[quantity])
+        for name in QUANTITIES:
+            row[f"{name}_colour"] = round(colour(cell[name], name), 4) if math.isfinite(cell[name]) else None
+            row[f"{name}_best"] = any(cell is one for one in best[name])
         rows.append(row)
     return rows
 
 
-def _best(cells: Sequence[Cell], quantity: str) -> list[Cell]:
-    """The best cell of ζ and that of ζ*."""
-    found = []
-    for name in ("zeta", "zeta_star"):
-        own = [cell for cell in cells if group(cell) == name and math.isfinite(cell[quantity])]
-        found += [max(own, key=lambda cell: colour(cell[quantity], quantity))] if own else []
-    return found
+def _best(cells: Sequence[Cell], quantity: str, name: str) -> Cell | None:
+    """The best cell of a sector."""
+    return max(_finite(cells, quantity, name), key=lambda cell: colour(cell[quantity], quantity), default=None)
 
 
 def _logarithm(loss: float, decimals: int) -> str:
@@ -185,17 +175,12 @@ def _logarithm(loss: float, decimals: int) -> str:
 def _alt(title: str, cells: Sequence[Cell]) -> str:
     parts = []
     for name, words in NAMES.items():
-        own = [cell for cell in cells if group(cell) == name and math.isfinite(cell["loss"])]
-        if own:
+        if own := _finite(cells, "loss", name):
             cell = min(own, key=lambda cell: cell["loss"])
             at = "" if name == "gradient" else f" at λ_a {damping(cell['a'])}, λ_g {damping(cell['g'])}"
             parts.append(f"{words} {number(cell['loss'])}{at}")
-    diverged = sum(not math.isfinite(cell["loss"]) for cell in cells)
+    diverged = len(cells) - len(_finite(cells, "loss"))
     return (
         f"Heat map of {len(cells)} cells, {title}. Lowest training loss: {'; '.join(parts) or 'none'}. "
         f"Diverged: {diverged}. The numbers are in the table below."
     )
-
-
-def _decade(value: float) -> str:
-    return "∞" if value == math.inf else f"{round(math.log10(value))}".replace("-", "−")

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from isaac_lab.charts.figure import Chart, Choice, Control, Method, by_method, colours
+from isaac_lab.charts.figure import Chart, Choice, Control, Figure, Method, View, by_method, colours
 
 #: Points of a line, at most: more cannot be told apart on a screen.
 POINTS = 100
@@ -22,45 +22,43 @@ _SHORT = "domain('y')[1] < 3 * domain('y')[0]"
 ONE_SEED = "one seed"
 CROSS = "M-1,-1L1,1M-1,1L1,-1"
 
+#: By name, numbers of equal length: where it was measured, and what; None where it is not finite.
+Columns = Mapping[str, Sequence[float | None]]
+
 
 @dataclass(frozen=True)
 class Line:
-    """A method's values, of one seed or over seeds.
+    """A method's values, of one seed or over seeds; over seeds the columns "…_low" and "…_high" hold the range."""
 
-    Args:
-        method: The label of its `Method`.
-        run: "seed 0", "mean of 3 seeds".
-        columns: By name, numbers of equal length: where it was measured, and what; None where it is not finite.
-        over_seeds: Whether it is the mean; then the columns "…_low" and "…_high" hold the range.
-        diverged: Whether it ends because training did: a cross. A column "diverged" says at which points else there is one.
-    """
-
-    method: str
-    run: str
-    columns: Mapping[str, Sequence[float | None]]
+    method: str  # the label of its `Method`
+    run: str  # "seed 0", "mean of 3 seeds"
+    columns: Columns
     over_seeds: bool = False
+    #: Whether it ends because training did: a cross. A column "diverged" says at which points else there is one.
     diverged: bool = False
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A column as an axis.
-
-    Args:
-        field: Its name in the data.
-        title: Of the axis.
-        format: How tooltips and ticks write it, in the language of d3.
-        domain: What of it is shown; the data's own unless given.
-        logarithmic: How it is divided; only of a horizontal axis.
-        label: Of the control; the title unless given.
-    """
+    """A column as an axis."""
 
     field: str
     title: str
-    format: str = ",.4~r"
-    domain: tuple[float, float] | None = None
-    logarithmic: bool = False
-    label: str = ""
+    format: str = ",.4~r"  # of tooltips and ticks, in the language of d3
+    domain: tuple[float, float] | None = None  # the data's own unless given
+    logarithmic: bool = False  # only of a horizontal axis
+    label: str = ""  # of the control; the title unless given
+
+    @property
+    def name(self) -> str:
+        """Of its choice in a control."""
+        return self.label or self.title
+
+    @property
+    def within(self) -> str:
+        """In the language of Vega: whether a point is in the domain."""
+        value = f"datum['{self.field}']"
+        return "true" if self.domain is None else f"{value} >= {self.domain[0]:g} && {value} <= {self.domain[1]:g}"
 
 
 @dataclass(frozen=True)
@@ -72,65 +70,56 @@ class Target:
     by: str = ""
 
 
-def mean(method: str, seeds: Sequence[Mapping[str, Sequence[float | None]]], at: str, values: Sequence[str]) -> Line | None:
+class Panel(NamedTuple):
+    """One chart of a figure: its id, its title, what it shows in words, and its lines."""
+
+    id: str
+    title: str
+    alt: str
+    lines: Sequence[Line]
+
+
+def mean(method: str, seeds: Sequence[Columns], at: str, values: Sequence[str]) -> Line | None:
     """Mean, lowest and highest over seeds, where all of them have finite values; None where that is nowhere.
 
-    Args:
-        method: The label.
-        seeds: Columns of each seed.
-        at: The column that says which points belong together.
-        values: Columns with a range over seeds; of all others there is the mean alone.
+    The column `at` says which points belong together; `values` have a range over seeds, all others the mean alone.
     """
-    tables = [
-        {place: row for place, *row in zip(seed[at], *(seed[name] for name in seed), strict=True)} for seed in seeds if seed[at]
+    rows = [[dict(zip(seed, row, strict=True)) for row in zip(*seed.values(), strict=True)] for seed in seeds]
+    tables = [{row[at]: row for row in own} for own in rows]
+    # A quantity that a method does not have, such as an accuracy, is None throughout.
+    common = [
+        place
+        for place in (tables[0] if tables else ())
+        if all(any(table.get(place, {}).get(name) is not None for name in values) for table in tables)
     ]
-    if not tables or len(tables) < len(seeds):
-        return None
-    names = list(seeds[0])
-    common = [place for place in tables[0] if all(_whole(table.get(place), names, values) for table in tables)]
     if not common:
         return None
     columns: dict[str, list[float | None]] = {}
-    for column, name in enumerate(names):
-        own = [_finite([table[place][column] for table in tables]) for place in common]
-        columns[name] = [fmean(found) if found else None for found in own]
-        if name in values:
-            columns[f"{name}_low"] = [min(found) if found else None for found in own]
-            columns[f"{name}_high"] = [max(found) if found else None for found in own]
+    for name in seeds[0]:
+        own = [[table[place][name] for table in tables] for place in common]
+        for end, statistic in (("", fmean), ("_low", min), ("_high", max))[: 3 if name in values else 1]:
+            columns[name + end] = [None if None in found else statistic(found) for found in own]
     run = f"mean of {len(seeds)} seeds" if len(seeds) > 1 else ONE_SEED
     return Line(method, run, columns, over_seeds=True)
-
-
-def _whole(row: Sequence[float | None] | None, names: Sequence[str], values: Sequence[str]) -> bool:
-    # A quantity that a method does not have, such as an accuracy, is None throughout.
-    return row is not None and any(row[names.index(name)] is not None for name in values)
-
-
-def _finite(found: Sequence[float | None]) -> list[float]:
-    """All of them, or none."""
-    own = [value for value in found if value is not None]
-    return own if len(own) == len(found) else []
 
 
 def axes(choices: Iterable[Axis]) -> Control:
     """What is on the horizontal axis."""
     found = []
     for axis in choices:
-        # The untrained network is at 0, where a logarithmic axis has no place.
-        positive = f" && datum['{axis.field}'] > 0" if axis.logarithmic else ""
+        value = f"datum['{axis.field}']"
         values: dict[str, Any] = {"x": axis.field, "x_title": axis.title, "x_scale": "log" if axis.logarithmic else "linear"}
-        values |= {"x_rows": f"isValid(datum['{axis.field}']){positive}"}
-        values |= (
-            {"x_label": f"{ROUND} ? replace(format(datum.value, '{axis.format}'), 'G', 'B') : ''"} if axis.logarithmic else {}
-        )
-        values |= {"x_step": 1} if axis.format.endswith("d") and not axis.logarithmic else {}
+        rows = [f"isValid({value})"]
+        if axis.logarithmic:
+            # The untrained network is at 0, where a logarithmic axis has no place.
+            rows.append(f"{value} > 0")
+            values["x_label"] = f"{ROUND} ? replace(format(datum.value, '{axis.format}'), 'G', 'B') : ''"
+        elif axis.format.endswith("d"):
+            values["x_step"] = 1
         if axis.domain:
-            low, high = axis.domain
-            values |= {
-                "x_rows": values["x_rows"] + f" && datum['{axis.field}'] >= {low:g} && datum['{axis.field}'] <= {high:g}"
-            }
-            values |= {"x_domain": [low, high]}
-        found.append(Choice(axis.label or axis.title, values))
+            rows.append(axis.within)
+            values["x_domain"] = list(axis.domain)
+        found.append(Choice(axis.name, values | {"x_rows": " && ".join(rows)}))
     return Control("Horizontal", tuple(found))
 
 
@@ -140,11 +129,8 @@ def quantities(choices: Iterable[Axis]) -> Control:
     for axis in choices:
         values: dict[str, Any] = {"y": axis.field, "y_low": f"{axis.field}_low", "y_high": f"{axis.field}_high"}
         values |= {"y_title": axis.title, "y_rows": f"isValid(datum['{axis.field}'])", "y_format": axis.format}
-        low, high = axis.domain or (-math.inf, math.inf)
-        if axis.domain:
-            field = f"datum['{axis.field}']"
-            values |= {"y_domain": [low, high], "y_dots": f"{field} >= {low:g} && {field} <= {high:g}"}
-        found.append(Choice(axis.title, {"y_dots": "true"} | values))
+        values |= {"y_dots": axis.within} | ({"y_domain": list(axis.domain)} if axis.domain else {})
+        found.append(Choice(axis.title, values))
     return Control("Quantity", tuple(found))
 
 
@@ -162,6 +148,42 @@ RUNS = Control(
 )
 
 
+def figure(
+    id: str,
+    panels: Sequence[Panel],
+    methods: Sequence[Method],
+    up: Sequence[Axis],
+    across: Sequence[Axis],
+    *,
+    logarithmic: bool = True,
+    target: Target | None = None,
+    picture: tuple[int, int] = PICTURE,
+    bars: bool = False,
+    views: Sequence[Sequence[View]] = (({},),),
+    **words: str,
+) -> Figure:
+    """Charts of curves with all their controls.
+
+    Args:
+        id: Of the figure's element.
+        panels: The charts.
+        methods: Their colours and dashes.
+        up: Choices of the vertical axis.
+        across: Choices of the horizontal axis.
+        logarithmic: Whether the vertical axis is, unless a reader wants it otherwise.
+        target: A line across.
+        picture: Pixels of a chart in a file.
+        bars: Whether the range is a bar at each point, not a band.
+        views: What the picture shows.
+        words: Title, subtitle and caption.
+    """
+    fields = list({axis.field: axis for axis in (*across, *up)}.values())
+    charts = tuple(chart(*panel, methods, fields, target=target, picture=picture, bars=bars) for panel in panels)
+    several = any(not line.over_seeds for panel in panels for line in panel.lines)
+    controls = (quantities(up), scales(logarithmic_first=logarithmic), axes(across), *([RUNS] if several else ()))
+    return Figure(id, charts, controls=controls, methods=tuple(methods), views=tuple(map(tuple, views)), **words)
+
+
 def chart(
     id: str,
     title: str,
@@ -174,93 +196,71 @@ def chart(
     picture: tuple[int, int] = PICTURE,
     bars: bool = False,
 ) -> Chart:
-    """The chart; what "$x", "$y", "$scale" and "$rows" are is left to the controls.
-
-    Args:
-        id: Of its element.
-        title: Above it.
-        alt: What it shows, in words.
-        lines: The data.
-        methods: Their colours and dashes.
-        fields: All columns, for tooltips.
-        target: A line across.
-        picture: Pixels in a file.
-        bars: Whether the range is a bar at each point, not a band.
-    """
+    """One chart; what "$x", "$y", "$scale" and "$rows" are is left to the controls. Tooltips have all `fields`."""
     columns = sorted({name for line in lines for name in line.columns} | {"diverged"})
     scale = {"type": "$scale", "zero": "$zero", "domain": "$y_domain", "nice": False}
     grid = {"condition": {"test": "$y_grid", "value": 1}, "value": 0}
     axis = {"format": "$y_format", "labelExpr": "$y_label", "gridOpacity": grid, "labelOverlap": "greedy"}
     y = {"field": "$y", "type": "quantitative", "title": "$y_title", "scale": scale, "axis": axis}
-    shown = [{"field": "method", "oneOf": "$shown"}, "$rows"]
     x_axis: dict[str, Any] = {"grid": False, "labelFlush": True, "tickCount": 6, "labelExpr": "$x_label"}
     x_axis |= {"labelOverlap": "greedy", "tickMinStep": "$x_step"}
     x_scale = {"type": "$x_scale", "nice": False, "domain": "$x_domain"}
+    x = {"field": "$x", "type": "quantitative", "title": "$x_title", "scale": x_scale, "axis": x_axis}
+    shown, there = ({"field": "method", "oneOf": "$shown"}, "$rows"), ("$x_rows", "$y_rows")
     spec = {
         "width": "container",
         "height": HEIGHT,
-        "transform": [
-            *({"filter": test} for test in shown),
-            {"flatten": columns},
-            *({"filter": test} for test in ("$x_rows", "$y_rows")),
-        ],
-        "encoding": {
-            "x": {"field": "$x", "type": "quantitative", "title": "$x_title", "scale": x_scale, "axis": x_axis},
-        },
+        "transform": [*_filters(*shown), {"flatten": columns}, *_filters(*there)],
+        "encoding": {"x": x},
         "layer": [*_layers(lines, methods, fields, y, bars), *(_across(target, scale) if target else ())],
     }
     return Chart(id, title, alt, spec, tuple(_row(line, columns) for line in lines), picture)
+
+
+def _filters(*tests: Any) -> list[dict[str, Any]]:
+    return [{"filter": test} for test in tests]
 
 
 def _layers(
     lines: Sequence[Line], methods: Sequence[Method], fields: Sequence[Axis], y: dict[str, Any], bars: bool
 ) -> list[dict[str, Any]]:
     """From the back to the front: bands, lines, points, crosses, and the nearest point."""
-    looks, colour = [method.look for method in methods], colours(methods)
-    dash = by_method(methods, [list(own.dash) or [1, 0] for own in looks])
-    width = by_method(methods, [own.width for own in looks], "ordinal")
+    looks, own = [method.look for method in methods], {"y": y, "color": colours(methods)}
+    dash = by_method(methods, [list(look.dash) or [1, 0] for look in looks])
+    width = by_method(methods, [look.width for look in looks], "ordinal")
     # Without a format, Vega-Lite 6.4 looks for words in the cell around the nearest point, and not in the point.
     tooltip = [{"field": name, "title": name.capitalize(), "type": "nominal", "format": ""} for name in ("method", "run")]
     tooltip += [{"field": axis.field, "title": axis.title, "type": "quantitative", "format": axis.format} for axis in fields]
     # By its fields, because Vega-Lite numbers the rows before they are flattened.
     near = {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True, "fields": ["method", "run", "$x"]}
     band = {
-        "transform": [{"filter": "datum.over_seeds && isValid(datum.range)"}],
+        "transform": _filters("datum.over_seeds && isValid(datum.range)"),
         "mark": {"type": "rule" if bars else "area", "opacity": 0.6 if bars else 0.14, "clip": True, "tooltip": None},
-        "encoding": {"y": y | {"field": "$y_low"}, "y2": {"field": "$y_high"}, "color": colour},
+        "encoding": own | {"y": y | {"field": "$y_low"}, "y2": {"field": "$y_high"}},
     }
     line = {
         "mark": {"type": "line", "clip": True, "tooltip": None, "strokeCap": "round"},
-        "encoding": {"y": y, "color": colour, "strokeDash": dash, "strokeWidth": width, "detail": {"field": "run"}},
+        "encoding": own | {"strokeDash": dash, "strokeWidth": width, "detail": {"field": "run"}},
     }
     dots = {
-        "transform": [{"filter": "$y_dots"}],
+        "transform": _filters("$y_dots"),
         "mark": {"type": "circle", "size": 40, "opacity": 1, "tooltip": None},
-        "encoding": {"y": y, "color": colour},
+        "encoding": own,
     }
     cross = {
-        "transform": [{"filter": "isValid(datum.diverged)"}],
+        "transform": _filters("isValid(datum.diverged)"),
         "mark": {"type": "point", "shape": CROSS, "size": 60, "strokeWidth": 2, "opacity": 1, "tooltip": None},
-        "encoding": {"y": y, "color": colour},
+        "encoding": own,
     }
+    pointed = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0}
     nearest = {
         "params": [{"name": "near", "select": near}],
         "mark": {"type": "circle", "size": 70, "clip": True},
-        "encoding": {
-            "y": y,
-            "color": colour,
-            "tooltip": tooltip,
-            "opacity": {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0},
-        },
+        "encoding": own | {"tooltip": tooltip, "opacity": pointed},
     }
     few = all(len(next(iter(line.columns.values()), ())) <= FEW for line in lines)
-    return [
-        *([band] if any(_is_range(line) for line in lines) else ()),
-        line,
-        *([dots] if few else ()),
-        *([cross] if any(line.diverged for line in lines) else ()),
-        nearest,
-    ]
+    crossed, ranged = any(line.diverged for line in lines), any(map(_is_range, lines))
+    return [*([band] if ranged else ()), line, *([dots] if few else ()), *([cross] if crossed else ()), nearest]
 
 
 def _across(target: Target, scale: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -10,13 +10,7 @@ SIDE, GAP, WORDS, LEFT, TOP = 144, 6, 18, 118, 24
 
 
 def chart(id: str, alt: str, rows: Sequence[Mapping[str, str]]) -> Chart:
-    """The chart.
-
-    Args:
-        id: Of its element.
-        alt: What it shows, in words.
-        rows: The data, in the order of rows and columns; "url" holds a picture, or "".
-    """
+    """The chart, in the order of rows and columns; "url" holds a picture, or ""."""
     down, across = (list(dict.fromkeys(row[name] for row in rows)) for name in ("row", "column"))
     names: dict[str, Any] = {"title": None, "type": "nominal"}
     plain = {"ticks": False, "domain": False, "grid": False, "labelFontSize": 12, "labelColor": "var(--ink)"}

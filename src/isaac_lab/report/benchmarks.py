@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,68 +15,56 @@ from isaac_lab.bench.runs import file_stem
 from isaac_lab.bench.standing import standings
 from isaac_lab.bench.steps import BASELINE
 from isaac_lab.charts import lines
-from isaac_lab.charts.draw import draw, pictures
-from isaac_lab.charts.figure import Chart, Figure, Look, Method, look
-from isaac_lab.charts.lines import Axis, Line
+from isaac_lab.charts.draw import pictures
+from isaac_lab.charts.figure import Figure, Look, Method, look
+from isaac_lab.charts.lines import Axis, Line, Panel
 from isaac_lab.records import write, write_whole
-from isaac_lab.report.docs import wrapped
-from isaac_lab.report.parts import made_by
+from isaac_lab.report import WORDS, parts
+from isaac_lab.report.docs import Blocks
+from isaac_lab.report.parts import Block, Heading, Source
 from isaac_lab.report.tables import Row, Table, table
 
 Record = dict[str, Any]
 
-NAMES = {
-    "gradient": "gradient",
-    "paper": "ζ* as printed",
-    "zeta_star": "ζ*",
-    "zeta": "ζ",
-    "kfac": "K-FAC",
-    "zeta_star reduce": "ζ*, reduce",
-    "zeta_star expand": "ζ*, expand",
-    "zeta_star last layer": "ζ*, last layer only",
-}
+NAMES, MODES = (WORDS["bench"][key] for key in ("names", "modes"))
 KINDS = ("table2", "scaling", "shapes", "models", "grid")
-MODES = {"cuda-eager": "CUDA, eager", "cuda-captured": "CUDA, the whole step as one graph"}
-
 #: Columns of words; all others hold numbers.
 LEFT = ("Model", "Method", "Size", "What", "Verdict", "Record")
-
-CAPTION = (
-    "A step is zero_grad, forward, backward and the optimizer's; its time is the median over the rounds. × gradient: the time "
-    "over that of the plain gradient in the same round, median (quartiles). MB: a million bytes."
-)
+CURVES = (Method("measured, with quartiles", look("zeta_star"), ours=True), Method("multiply-adds", Look("grey", (6, 4))))
+SCALED = {"batch": "By batch size, at width {}", "width": "By width, at batch size {}"}
+RATIO = {"ratio": "median", "ratio_low": "low", "ratio_high": "high"}
 
 
-def blocks(records: Mapping[str, Record], figures: Path) -> dict[str, Callable[[], str]]:
-    """What fills each block of the page: the bars, and every record of each benchmark.
-
-    Args:
-        records: By file name, oldest first.
-        figures: Directory for the pictures, beside the page.
-    """
+def blocks(records: Mapping[str, Record], figures: Path) -> Blocks:
+    """The bars, and every record of each benchmark; records by file name, oldest first."""
     return {"bars": lambda: bars(records).markdown()} | {kind: partial(_records, kind, records, figures) for kind in KINDS}
 
 
 def _records(kind: str, records: Mapping[str, Record], figures: Path) -> str:
-    parts = []
+    found: list[Block] = []
     for name, record in records.items():
         if record.get("kind") == kind:
-            parts.append(f"### {_mode(record)}\n")
-            if kind == "scaling":
-                picture = figures / f"bench-{Path(name).stem}.svg"
-                draw(scaling_curves(record), picture)
-                parts.append(f"![Cost of ζ* by batch size and width]({figures.name}/{picture.name})\n")
-            parts.append(markdown(name, record))
-    return "\n".join(parts) or "Not measured yet."
+            found.append(Heading(name, title(record)))
+            found += [parts.Figure(scaling_curves(record), f"bench-{Path(name).stem}")] if kind == "scaling" else []
+            found += _shown(name, record)
+    return parts.markdown(found, figures, level=3) or "Not measured yet."
+
+
+def _shown(name: str, record: Record) -> list[Block]:
+    left_out = [WORDS["bench"]["left_out"].format(points="; ".join(points)) for points in [record.get("left_out")] if points]
+    return [as_table(record), *left_out, Source.of([name], [record])]
 
 
 def markdown(name: str, record: Record) -> str:
     """One record as a table, with the name of its file, its command and where it ran."""
-    text = as_table(record).markdown()
-    if record.get("left_out"):
-        left_out = "; ".join(record["left_out"])
-        text += f"\n{wrapped(f'Left out, because a point would take longer than its budget: {left_out}.')}\n"
-    return f"{text}\n{_source(name, record)}\n"
+    return parts.markdown(_shown(name, record), Path()) + "\n"
+
+
+def title(record: Record) -> str:
+    """How and where a record was measured."""
+    machine, threads = record["machine"], record["machine"]["threads"]
+    how = MODES.get(record["mode"], f"CPU, {threads} thread{'' if threads == 1 else 's'}")
+    return f"{how} ({machine.get('gpu') or machine['cpu'] or machine['architecture']})"
 
 
 def as_table(record: Record, *, compact: bool = False) -> Table:
@@ -164,53 +152,38 @@ def bars(records: Mapping[str, Record]) -> Table:
         reached = value <= limit
         verdict = "reached" if reached else f"**missed by {value - limit:.3f}{unit}**"
         rows.append(Row((*cells, f"{value:.3f}{unit}", verdict, f"`{name}`"), marks={4: "good" if reached else "bad"}))
-    columns = ("What", "Model", "Bar", "Measured", "Verdict", "Record")
-    return Table("Bars, reached and missed", columns, tuple(rows), frozenset({0, 1, 4, 5}))
+    return table(("What", "Model", "Bar", "Measured", "Verdict", "Record"), rows, LEFT, "Bars, reached and missed")
 
 
-def _mode(record: Record) -> str:
-    machine = record["machine"]
-    where = machine.get("gpu") or machine["cpu"] or machine["architecture"]
-    threads = machine["threads"]
-    how = MODES.get(record["mode"], f"CPU, {threads} thread{'' if threads == 1 else 's'}")
-    return f"{how} ({where})"
-
-
-def _source(name: str, record: Record) -> str:
-    settings = f"λ = {record['settings']['damping']:g}, rounds: {record['settings']['rounds']}. "
-    return made_by(name, record, settings)
-
-
-CURVES = (Method("measured, with quartiles", look("zeta_star"), ours=True), Method("multiply-adds", Look("grey", (6, 4))))
-SCALED = {"batch": "By batch size, at width {}", "width": "By width, at batch size {}"}
-RATIO = Axis("ratio", "Time of a ζ* step over that of a plain one", ".3~g")
-
-
-def scaling_curves(record: dict[str, Any]) -> Figure:
+def scaling_curves(record: Record) -> Figure:
     """A chart by batch size and one by width."""
-    charts = []
+    panels = []
     for curve in SCALED:
         cases = [case for case in record["cases"] if case["curve"] == curve and "ratio" in entry(case, "zeta_star")]
-        charts += [_chart(curve, cases)] if cases else []
-    machine = record["machine"]
-    where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
-    title = f"What ζ* costs, three linear layers, {where} ({record['mode']})"
-    size = lines.axes([Axis("size", "Batch size or width", ",d", logarithmic=True)])
-    controls = (size, lines.scales(logarithmic_first=False), lines.quantities([RATIO]))
-    return Figure("figure-scaling", tuple(charts), title, "1 is the plain step.", controls, CURVES)
+        panels += [_panel(curve, cases)] if cases else []
+    return lines.figure(
+        "figure-scaling",
+        panels,
+        CURVES,
+        [Axis("ratio", "Time of a ζ* step over that of a plain one", ".3~g")],
+        [Axis("size", "Batch size or width", ",d", logarithmic=True)],
+        logarithmic=False,
+        title="What ζ* costs, three linear layers",
+        subtitle=f"{title(record)}. 1 is the plain step.",
+    )
 
 
-def _chart(curve: str, cases: list[dict[str, Any]]) -> Chart:
+def _panel(curve: str, cases: list[Record]) -> Panel:
     sizes, ratios = [case[curve] for case in cases], [entry(case, "zeta_star")["ratio"] for case in cases]
-    measured = {"size": sizes, "ratio": [ratio["median"] for ratio in ratios]}
-    measured |= {f"ratio_{end}": [ratio[end] for ratio in ratios] for end in ("low", "high")}
+    measured = {name: [ratio[end] for ratio in ratios] for name, end in RATIO.items()}
+    counted = {"size": sizes, "ratio": [case["theory"] for case in cases]}
     drawn = [
-        Line(CURVES[0].label, "median", measured, over_seeds=True),
-        Line(CURVES[1].label, "counted", {"size": sizes, "ratio": [case["theory"] for case in cases]}, over_seeds=True),
+        Line(CURVES[0].label, "median", {"size": sizes, **measured}, over_seeds=True),
+        Line(CURVES[1].label, "counted", counted, over_seeds=True),
     ]
-    title = SCALED[curve].format(cases[0]["width" if curve == "batch" else "batch"])
-    alt = f"{title}: ratios of {min(measured['ratio']):.2f} to {max(measured['ratio']):.2f}."
-    return lines.chart(f"scaling-{curve}", title, alt, drawn, CURVES, [Axis("size", "Size", ",d"), RATIO])
+    name = SCALED[curve].format(cases[0]["width" if curve == "batch" else "batch"])
+    alt = f"{name}: ratios of {min(measured['ratio']):.2f} to {max(measured['ratio']):.2f}."
+    return Panel(f"scaling-{curve}", name, alt, drawn)
 
 
 def show(record: Record, out: Path, console: Console) -> None:
@@ -227,7 +200,7 @@ def show(record: Record, out: Path, console: Console) -> None:
         kept = [place for place, heading in enumerate(shown.columns) if heading not in ("Model", "Paper MB")]
         for title, own in itertools.groupby(shown.rows, key=lambda row: row.cells[0]):
             console.print(replace(shown, rows=tuple(own), caption=f"{title}, {record['mode']}").only(kept).terminal())
-    console.print(CAPTION)
+    console.print(WORDS["bench"]["caption"])
     if record.get("left_out"):
         console.print(f"Left out (--budget): {'; '.join(record['left_out'])}.")
     console.print(f"Record: {path}\n", markup=False, soft_wrap=True)

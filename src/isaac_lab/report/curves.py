@@ -1,141 +1,80 @@
-"""Curves of training, Figures 2, 5, A1 and A2: lines over time, steps or epochs, and their section of the page."""
+"""Curves of training, Figures 2, 5, A1 and A2: lines over time, steps or epochs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Any
 
 from isaac_lab.charts import lines
-from isaac_lab.charts.figure import DOTTED, Figure, Look, Method, identifier
-from isaac_lab.charts.lines import ONE_SEED, Axis, Line
-from isaac_lab.claims.evidence import Evidence
-from isaac_lab.record import Point, Record
-from isaac_lab.report import parts
-from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
-from isaac_lab.report.tables import Row, Table
-from isaac_lab.report.views import rate, setting, source
-from isaac_lab.studies.paper import EXPERIMENTS, fig5, figA1
+from isaac_lab.charts.figure import Figure, Look, Method, identifier
+from isaac_lab.charts.lines import ONE_SEED, Axis, Line, Panel
+from isaac_lab.record import Record
+from isaac_lab.report import WORDS
+from isaac_lab.report.tables import Row, Table, table
+from isaac_lab.report.views import rate, setting
+from isaac_lab.studies.paper import fig5, figA1
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
-from isaac_lab.trial import Trial
 from isaac_lab.words import number, percent
 
-Quantity = Literal["train_loss", "test_loss", "test_accuracy"]
-
-QUANTITIES: tuple[Quantity, ...] = ("train_loss", "test_loss", "test_accuracy")
-SECONDS_LOG = "Seconds (log)"
-BROKEN = (7, 4)
 TITLES = {"train_loss": "Training loss", "test_loss": "Test loss", "test_accuracy": "Test accuracy"}
+QUANTITIES = tuple(TITLES)
+SECONDS_LOG = "Seconds (log)"
 
 
-#: K-FAC and ζ are the same update, so that their curves may lie on each other: the lower one is thicker.
-AUTOENCODER = {
-    "kfac 0.1": Method("K-FAC, λ = 0.1", Look("yellow", width=4.5)),
-    "kfac 0.01": Method("K-FAC, λ = 0.01", Look("yellow", BROKEN, 4.5)),
-    "zeta 0.1": Method("ζ, λ = 0.1", Look("blue", width=2.6)),
-    "zeta 0.01": Method("ζ, λ = 0.01", Look("blue", BROKEN, 2.6)),
-    "zeta_star 0.1": Method("ζ*, λ = 0.1", Look("red"), ours=True),
-    "zeta_star 0.01": Method("ζ*, λ = 0.01", Look("red", BROKEN), ours=True),
-    "gradient": Method("∇ (SGD)", Look("black")),
-}
-MORE_METHODS = {
-    **AUTOENCODER,
-    "kfac 600": Method(f"K-FAC, λ = {figA1.DAMPING:g}, batch {figA1.BATCH}", Look("yellow", DOTTED, 3.5)),
-    "gradient 600": Method(f"∇ (SGD), batch {figA1.BATCH}", Look("black", DOTTED)),
-    "momentum": Method("SGD with momentum", Look("grey")),
-    "adam": Method("Adam", Look("pink")),
-}
-LAYERS = {
-    "all": Method("ζ* in all layers", Look("red", width=2.6), ours=True),
-    "1": Method("ζ* in layer 1", Look("blue"), ours=True),
-    "5": Method("ζ* in layer 5", Look("sky"), ours=True),
-    "1-3": Method("ζ* in layers 1, 2, 3", Look("green"), ours=True),
-    "3-5": Method("ζ* in layers 3, 4, 5", Look("pink"), ours=True),
-    "odd": Method("ζ* in layers 1, 3, 5", Look("orange", BROKEN), ours=True),
-    "even": Method("ζ* in layers 2, 4", Look("yellow", BROKEN), ours=True),
-    "none": Method("∇ in all layers", Look("black", width=2.6)),
-}
-READING = f"λ = {fig5.DAMPING:g}. "
+def _styles(names: Sequence[str]) -> dict[str, Method]:
+    """By group, how its curve looks."""
+    found = {}
+    for group, own in ((group, own) for name in names for group, own in WORDS["styles"][name].items()):
+        label = own["label"].format(damping=f"{figA1.DAMPING:g}", batch=figA1.BATCH)
+        found[group] = Method(label, Look.of(**{key: own[key] for key in own if key != "label"}), label.startswith("ζ*"))
+    return found
 
 
-@dataclass(frozen=True)
-class Curves:
-    """What a figure shows.
-
-    Args:
-        title: Of the picture.
-        styles: By group, how its curve looks.
-        quantities: What can be seen.
-        across: Horizontal axes of the picture.
-        shown: The picture has a row for each of so many quantities.
-        reading: How to read it.
-    """
-
-    title: str
-    styles: Mapping[str, Method]
-    quantities: tuple[Quantity, ...]
-    across: tuple[str, str] = (SECONDS_LOG, "Epochs")
-    shown: int = 1
-    reading: str = ""
-
-
-#: By experiment.
-FIGURES: Mapping[str, Curves] = {
-    "fig2": Curves(
-        "Figure 2: training loss of the auto-encoder, per time and per step",
-        AUTOENCODER,
-        ("train_loss", "test_loss"),
-        (SECONDS_LOG, "Steps"),
-    ),
-    "fig5": Curves("Figure 5: ζ* in selected layers, training loss", LAYERS, QUANTITIES, reading=READING),
-    "figA1": Curves("Figure A1: the auto-encoder, more methods", MORE_METHODS, ("train_loss", "test_loss"), shown=2),
-    "figA2": Curves(
-        "Figure A2: ζ* in selected layers, test accuracy",
-        LAYERS,
-        ("test_accuracy", "train_loss", "test_loss"),
-        reading=READING,
-    ),
-}
+#: By experiment what its figure shows, and by group how its curve looks.
+FIGURES: Mapping[str, Mapping[str, Any]] = WORDS["curves"]
+STYLES = {name: _styles(own["styles"]) for name, own in FIGURES.items()}
 
 
 def figure(view: View) -> Figure:
     """All groups that have a style, in their order."""
-    shown = FIGURES[view.experiment.id]
-    quantities = shown.quantities
-    drawn: list[Line] = []
-    methods: list[Method] = []
-    for name, method, outcome in _groups(view):
-        methods.append(method)
-        drawn += _lines(view, outcome, name, method.label)
-    horizontal = [Axis("step", "Steps", ",d"), Axis("epoch", "Epochs", ",d")]
+    shown, groups = FIGURES[view.experiment.id], _groups(view)
+    methods = [method for _, method, _ in groups]
+    drawn = [line for name, method, outcome in groups for line in _lines(view, outcome, name, method.label)]
+    across = [Axis("step", "Steps", ",d"), Axis("epoch", "Epochs", ",d")]
     if measured := any(value is not None for line in drawn for value in line.columns["seconds"]):
-        label = clock_label(view)
-        horizontal += [Axis("seconds", label, ",.3~r", label="Seconds")]
-        horizontal += [Axis("seconds", label, label=SECONDS_LOG, logarithmic=True)]
-    vertical = [Axis(quantity, TITLES[quantity], _format(quantity), _domain(quantity, drawn)) for quantity in quantities]
-    log = quantities[0] != "test_accuracy"
-    controls = [lines.quantities(vertical), lines.scales(logarithmic_first=log), lines.axes(horizontal)]
-    controls += [lines.RUNS] if any(not line.over_seeds for line in drawn) else []
+        label = _clock(view)
+        across += [Axis("seconds", label, ",.3~r", label="Seconds")]
+        across += [Axis("seconds", label, label=SECONDS_LOG, logarithmic=True)]
+    up = [_axis(quantity, drawn) for quantity in shown["quantities"]]
     own = identifier("curve", view.experiment.id)
     alt = f"Curves of {len(methods)} methods: {view.experiment.shows}. {_lowest(drawn)} The last values are in the table below."
-    chart = lines.chart(own, "", alt, drawn, methods, [*horizontal[: 3 if measured else 2], *vertical])
-    bands = " Bands: from the lowest to the highest seed." if _seeds(view) > 1 else ""
-    note = f"{shown.reading}η is tuned for each curve.{bands}"
-    rows = [
-        tuple({"Quantity": axis.title, "Horizontal": x} for x in shown.across if measured or x != SECONDS_LOG)
-        for axis in vertical[: shown.shown]
-    ]
-    subtitle = f"{setting(view)}\n{note}"
-    return Figure(f"figure-{own}", (chart,), shown.title, subtitle, tuple(controls), tuple(methods), tuple(rows))
+    several = len({record.trial.seed for outcome in view.outcomes for record in outcome.all()}) > 1
+    bands = " Bands: from the lowest to the highest seed." if several else ""
+    wanted = [x for x in shown["across"] if measured or x != SECONDS_LOG]
+    reading = shown["reading"].format(layers=f"{fig5.DAMPING:g}")
+    return lines.figure(
+        f"figure-{own}",
+        [Panel(own, "", alt, drawn)],
+        methods,
+        up,
+        across,
+        logarithmic=shown["quantities"][0] != "test_accuracy",
+        views=[[{"Quantity": axis.title, "Horizontal": x} for x in wanted] for axis in up[: shown["rows"]]],
+        title=shown["title"],
+        subtitle=f"{setting(view)}\n{reading}η is tuned for each curve.{bands}",
+    )
+
+
+def is_whole(view: View) -> bool:
+    """Whether every curve is there: Figure A1 is Figure 2 and more, without which it says nothing new."""
+    return len(_groups(view)) == len(STYLES[view.experiment.id])
 
 
 def _groups(view: View) -> list[tuple[str, Method, Outcome]]:
     """Those that have been run, with the panel that each is of."""
-    styles = FIGURES[view.experiment.id].styles
-    return [
-        (name, method, next(outcome for outcome in view.outcomes if name in outcome.records))
-        for name, method in styles.items()
-        if any(name in outcome.records for outcome in view.outcomes)
-    ]
+    panels = {name: outcome for outcome in reversed(view.outcomes) for name in outcome.records}
+    styles = STYLES[view.experiment.id]
+    return [(name, method, panels[name]) for name, method in styles.items() if name in panels]
 
 
 def _lines(view: View, outcome: Outcome, name: str, label: str) -> list[Line]:
@@ -143,8 +82,7 @@ def _lines(view: View, outcome: Outcome, name: str, label: str) -> list[Line]:
     records = outcome.records[name]
     runs = [_columns(view, outcome, name, record) for record in records]
     over = lines.mean(label, runs, "epoch", QUANTITIES)
-    diverged = any(record.status == "diverged" for record in records)
-    found = [replace(over, diverged=diverged)] if over else []
+    found = [replace(over, diverged=any(record.status == "diverged" for record in records))] if over else []
     if len(runs) > 1:
         for record, run in zip(records, runs, strict=True):
             found.append(Line(label, f"seed {record.trial.seed}", run, diverged=record.status == "diverged"))
@@ -156,23 +94,21 @@ def _columns(view: View, outcome: Outcome, name: str, record: Record) -> dict[st
     points = [point for point in record.points if point["train_loss"] is not None]
     return {
         "step": [point["step"] for point in points],
-        "epoch": [epoch(point, record.trial) for point in points],
+        # Those runs are measured after each epoch.
+        "epoch": [round(float(point["step"]) * record.trial.points / record.trial.steps) for point in points],
         "seconds": [None if per_step is None else point["step"] * per_step for point in points],
         **{quantity: [point.get(quantity) for point in points] for quantity in QUANTITIES},
     }
 
 
-def _format(quantity: str) -> str:
-    return ".4~%" if quantity == "test_accuracy" else ".4~g"
-
-
-def _domain(quantity: str, drawn: Sequence[Line]) -> tuple[float, float] | None:
-    """The climb from chance level would press flat what matters of an accuracy: where the curves end."""
+def _axis(quantity: str, drawn: Sequence[Line]) -> Axis:
+    """Of an accuracy where the curves end: the climb from chance level would press flat what matters."""
     if quantity != "test_accuracy":
-        return None
+        return Axis(quantity, TITLES[quantity], ".4~g")
     ends = [value for line in drawn for value in line.columns[quantity][-1:] if value is not None]
-    room = max(max(ends) - min(ends), 0.002) if ends else 1.0
-    return (max(0.0, min(ends) - 2 * room), min(1.0, max(ends) + 0.5 * room)) if ends else None
+    room = max(max(ends) - min(ends), 0.002) if ends else 0.0
+    domain = (max(0.0, min(ends) - 2 * room), min(1.0, max(ends) + 0.5 * room)) if ends else None
+    return Axis(quantity, TITLES[quantity], ".4~%", domain)
 
 
 def _lowest(drawn: Sequence[Line]) -> str:
@@ -181,53 +117,17 @@ def _lowest(drawn: Sequence[Line]) -> str:
     return f"Lowest training loss at the end: {min(ends)[1]}, {number(min(ends)[0])}." if ends else ""
 
 
-def clock_label(view: View) -> str:
+def _clock(view: View) -> str:
     """What the seconds are."""
     methods = [method for record in view.steps.values() for method in record["methods"]]
     made = {method.get("implementation", "K-FAC, explicit factors" if "kfac" in method["name"] else "") for method in methods}
-    kfac = {name for name in made if name.startswith("K-FAC")}
-    by = f"; {' and '.join(sorted(kfac))}" if kfac else ""
-    return f"Seconds on one CPU thread{by}"
+    kfac = " and ".join(sorted(name for name in made if name.startswith("K-FAC")))
+    return "; ".join(filter(None, ("Seconds on one CPU thread", kfac)))
 
 
-def epoch(point: Point, trial: Trial) -> int:
-    """After which epoch something was measured; those runs are measured after each."""
-    return round(float(point["step"]) * trial.points / trial.steps)
-
-
-def _seeds(view: View) -> int:
-    return len({record.trial.seed for outcome in view.outcomes for record in outcome.all()})
-
-
-def section(evidence: Evidence, directory: str) -> Section:
-    """One figure for each experiment, at the largest scale at which all of it has been run."""
-    blocks: list[Block] = []
-    for name in FIGURES:
-        experiment = EXPERIMENTS[name]
-        blocks.append(Heading(identifier("curves", name), f"{experiment.name}: {experiment.shows}"))
-        view = next((view for view in evidence.views(name) if _is_whole(view)), None)
-        if view is None:
-            blocks.append(Missing(experiment.name, f"isaac-newton reproduce {name} --scale quick"))
-            continue
-        timed = "Seconds are steps × the time of a step, measured alone on one CPU thread." if view.steps else ""
-        blocks += [Paragraph(f"{setting(view)}. {timed}"), _figure(view), source(view, directory)]
-    lead = (
-        "Training by ζ*, ζ, K-FAC and the gradient, each with a learning rate of its own. Where a line ends early, its run "
-        "diverged; a pointer near a line names its values."
-    )
-    return Section("curves", "Curves of the paper's figures", lead, tuple(blocks))
-
-
-def _is_whole(view: View) -> bool:
-    """Figure A1 is Figure 2 and a panel of its own, without which it says nothing new."""
-    own = {outcome.panel.name for outcome in view.outcomes}
-    first = FIGURES[view.experiment.id].styles
-    shown = {panel.name for panel in view.experiment.panels(view.scale) if any(group.name in first for group in panel.groups)}
-    return bool(own) and shown <= own
-
-
-def _figure(view: View) -> parts.Figure:
-    quantities = [quantity for quantity in QUANTITIES if quantity in FIGURES[view.experiment.id].quantities]
+def tables(view: View) -> list[Table]:
+    """Where each curve ends."""
+    quantities = [quantity for quantity in QUANTITIES if quantity in FIGURES[view.experiment.id]["quantities"]]
     ends = []
     for name, method, outcome in _groups(view):
         over = next((line for line in _lines(view, outcome, name, method.label) if line.over_seeds), None)
@@ -237,8 +137,8 @@ def _figure(view: View) -> parts.Figure:
         cells += [rate(outcome, name), str(len(records)), str(diverged)]
         lost = diverged or outcome.rates[name] is None
         ends.append(Row(tuple(cells), method.ours, marks={len(cells) - 1: "bad"} if lost else {}))
-    headings = ("Method", *(TITLES[quantity] for quantity in quantities), "Learning rate", "Seeds", "Diverged")
-    return parts.Figure(figure(view), (Table("At the end; mean over seeds (lowest to highest).", headings, tuple(ends)),))
+    columns = ("Method", *(TITLES[quantity] for quantity in quantities), "Learning rate", "Seeds", "Diverged")
+    return [table(columns, ends, ("Method",), "At the end; mean over seeds (lowest to highest).")]
 
 
 def _range(over: Line, quantity: str) -> str:

@@ -1,30 +1,24 @@
 """What the demo shows: the photograph growing sharp, curves, a table, and a sentence for each method."""
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
 from isaac_lab import times
 from isaac_lab.charts import lines, mosaic
-from isaac_lab.charts.draw import draw, pictures
+from isaac_lab.charts.draw import pictures
 from isaac_lab.charts.figure import Figure, Method, look
-from isaac_lab.charts.lines import Axis
+from isaac_lab.charts.lines import Axis, Panel
 from isaac_lab.record import Record, Store
+from isaac_lab.report import WORDS, parts, tables
+from isaac_lab.report.docs import Blocks
 from isaac_lab.report.tables import Row, Table
-from isaac_lab.stats import Difference, contrast
+from isaac_lab.stats import contrast, sample
 from isaac_lab.studies import demo as studies
 from isaac_lab.studies.demo import FRAMES, Summary, summarize
 from isaac_lab.workload import load
-
-NOTE = (
-    "PSNR: of the pixels that are fitted, more is better; mean of {seeds} ± standard deviation. p: Welch, two-sided, against "
-    "Adam; from 0.05 on no difference is shown. To Adam's end: steps until the mean PSNR is measured at or above the one that "
-    "Adam ends with. Seconds: of so many steps. ms: of a step on this device ({device}), methods taking "
-    "turns. Every method's rate was chosen by 12 runs on another photograph."
-)
 
 
 @dataclass(frozen=True)
@@ -59,26 +53,21 @@ def read(store: Store, methods: Sequence[studies.Method], seeds: int, device: st
 
 def table(shown: Shown) -> Table:
     """A row for each method."""
-    headings = (
-        "Method",
-        "Learning\nrate",
-        "PSNR after\n100 steps",
-        "PSNR\nat the end",
-        "p",
-        "Steps to\nAdam's end",
-        "Seconds",
-        "ms",
-    )
-    rows = []
-    plain = shown.summaries[0]
+    columns = ["Method", "Learning\nrate", "PSNR after\n100 steps", "PSNR\nat the end", "p", "Steps to\nAdam's end"]
+    rows, plain = [], shown.summaries[0]
     for own in shown.summaries:
         rates = [f"{rate:.3g}" for name, rate in own.method.chosen.items() if name.endswith("rate")]
         steps = _steps(own, plain)
         cells = [" / ".join(rates), _spread(_at(own, 100)), _spread(own.finals)]
-        cells += ["–" if own is plain or len(own.records) < 2 else f"{_against(own, plain).p:.2g}"]
+        cells += ["–" if own is plain or len(own.records) < 2 else f"{contrast(own.finals, plain.finals).p:.2g}"]
         cells += ["never", "–"] if steps is None else [str(steps), f"{steps * own.seconds:.1f}"]
         rows.append(Row((own.method.name, *cells, f"{1e3 * own.seconds:.1f}"), "+" in own.method.method))
-    return Table("", headings, tuple(rows), note=NOTE.format(seeds=shown.seeds, device=shown.device))
+    return tables.table(
+        [*columns, "Seconds", "ms"],
+        rows,
+        ("Method",),
+        note=WORDS["demo"]["table"].format(seeds=shown.seeds, device=shown.device),
+    )
 
 
 def what_one_sees(shown: Shown) -> list[str]:
@@ -87,7 +76,7 @@ def what_one_sees(shown: Shown) -> list[str]:
     found = []
     for own in others:
         ends = f"{own.method.name} ends at {fmean(own.finals):.1f} dB, Adam at {fmean(plain.finals):.1f}"
-        words = "one seed shows nothing; --seeds 8 does" if len(own.records) < 2 else _against(own, plain).words
+        words = "one seed shows nothing; --seeds 8 does" if len(own.records) < 2 else contrast(own.finals, plain.finals).words
         found.append(f"{ends} ({shown.seeds}: {words}).")
     return found
 
@@ -107,8 +96,12 @@ def photographs(shown: Shown, folder: Path | None = None) -> Figure:
         if own is shown.summaries[0]:  # in each row it would make the picture's file larger by a sixth
             rows.append({"row": own.method.name, "column": "the photograph", "url": _url(original), "words": ""})
     alt = f"The photograph as fitted after {', '.join(map(str, FRAMES))} steps. " + " ".join(what_one_sees(shown))
-    subtitle = "One seed, each method at its own tuned rate, warm-up and cosine. Numbers: PSNR in dB, more is better."
-    return Figure("figure-photograph", (mosaic.chart("photograph", alt, rows),), "A photograph growing sharp", subtitle)
+    return Figure(
+        "figure-photograph",
+        (mosaic.chart("photograph", alt, rows),),
+        "A photograph growing sharp",
+        WORDS["demo"]["photographs"],
+    )
 
 
 def curves(shown: Shown) -> Figure:
@@ -119,34 +112,30 @@ def curves(shown: Shown) -> Figure:
         columns = [_columns(record, own.seconds) for record in own.records if record.finished]
         line = lines.mean(own.method.name, columns, "step", ("psnr",))
         drawn += [line] if line else []
-    decibels = Axis("psnr", "PSNR (dB)", ".1f")
-    ways = [Axis("step", "Steps", ",d"), Axis("seconds", f"Seconds of training on one {_DEVICES[shown.device]}", ".2~f")]
-    controls = (lines.quantities([decibels]), lines.scales(logarithmic_first=False), lines.axes(ways))
-    alt = " ".join(what_one_sees(shown))
-    chart = lines.chart("psnr", "", alt, drawn, methods, [*ways, decibels], picture=(480, 340))
+    device = {"cpu": "CPU core", "cuda": "GPU"}[shown.device]
+    ways = [Axis("step", "Steps", ",d"), Axis("seconds", f"Seconds of training on one {device}", ".2~f")]
     bands = "" if shown.seeds == "one seed" else ", bands from the lowest to the highest"
-    subtitle = f"A neural field on a photograph, every method tuned on another one; {shown.seeds}{bands}"
-    views = tuple({"Horizontal": way.title} for way in ways)
-    return Figure("figure-psnr", (chart,), "PSNR over steps and over seconds", subtitle, controls, tuple(methods), (views,))
+    return lines.figure(
+        "figure-psnr",
+        [Panel("psnr", "", " ".join(what_one_sees(shown)), drawn)],
+        methods,
+        [Axis("psnr", "PSNR (dB)", ".1f")],
+        ways,
+        logarithmic=False,
+        picture=(480, 340),
+        views=[[{"Horizontal": way.title} for way in ways]],
+        title="PSNR over steps and over seconds",
+        subtitle=f"A neural field on a photograph, every method tuned on another one; {shown.seeds}{bands}",
+    )
 
 
-_DEVICES = {"cpu": "CPU core", "cuda": "GPU"}
-
-
-def blocks(known: Callable[[], Shown], folder: Path) -> dict[str, Callable[[], str]]:
-    """What fills the block of a page.
-
-    Args:
-        known: What the records say, when they are there.
-        folder: Directory for the pictures, beside the page.
-    """
+def blocks(known: Callable[[], Shown], folder: Path) -> Blocks:
+    """What fills the block of a page."""
 
     def block() -> str:
-        shown, drawn = known(), []
-        for name, figure in (("photograph", photographs(shown)), ("psnr", curves(shown))):
-            draw(figure, folder / f"{name}.svg")
-            drawn.append(f"![{figure.title}]({folder.name}/{name}.svg)\n\n")
-        return f"{''.join(drawn)}{table(shown).markdown()}\n" + textwrap.fill(table(shown).note, 116)
+        shown = known()
+        figures = parts.Figure(photographs(shown), "photograph"), parts.Figure(curves(shown), "psnr")
+        return parts.markdown([*figures, table(shown), table(shown).note], folder)
 
     return {"demo": block}
 
@@ -163,20 +152,12 @@ def _at(own: Summary, step: int) -> list[float]:
 def _steps(own: Summary, plain: Summary) -> int | None:
     """The first measured step at which the mean is at or above the one that plain Adam ends with."""
     goal = fmean(plain.finals)
-    means = zip(
-        own.records[0].curve["step"], zip(*(record.column("psnr") for record in own.records), strict=False), strict=False
-    )
-    return next((int(step or 0) for step, values in means if fmean(values) >= goal), None)
-
-
-def _against(own: Summary, plain: Summary) -> Difference:
-    return contrast(own.finals, plain.finals)
+    means = zip(own.records[0].curve["step"], *(record.column("psnr") for record in own.records), strict=False)
+    return next((int(step or 0) for step, *values in means if fmean(values) >= goal), None)
 
 
 def _spread(values: Sequence[float]) -> str:
-    if not all(map(math.isfinite, values)):
-        return "diverged"
-    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+    return tables.spread(sample(values), ".2f") if all(map(math.isfinite, values)) else "diverged"
 
 
 def _url(picture: str | float | None) -> str:

@@ -7,9 +7,12 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 from isaac_lab.records import write_whole
 
+#: What fills each block of a page, by name. Pictures go to a folder beside the page.
+Blocks: TypeAlias = dict[str, Callable[[], str]]
 #: Of a line of a page.
 WIDTH = 120
 
@@ -34,6 +37,13 @@ def blocks(text: str, page: str = "the page") -> dict[str, str]:
             raise DocsError(f"{page}: the block {name} begins twice")
         found[name] = text[begin.end() : end.start()]
     return found
+
+
+def escaped(text: str) -> str:
+    """With what would mean something in Markdown by chance escaped, but for `code` and **strong** words."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"(?<!\*)([*_|]|<(?=\S))(?!\*)", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def filled(text: str, made: Mapping[str, Callable[[], str]], page: str = "the page") -> str:

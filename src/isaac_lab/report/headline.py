@@ -6,63 +6,41 @@ from collections.abc import Mapping, Sequence
 from isaac_lab.bench.published import PAPER
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.report.parts import Section, Source, Tile, Tiles
-from isaac_lab.report.summaries import Summary, checked
+from isaac_lab.report.race import Summary
 from isaac_lab.studies.race.standings import lowest, pairs
 
-LEAD = (
-    "ISAAC conditions the gradient of each weight by the curvature that the layer's own inputs carry: one b × b inverse per "
-    "layer, no second backward pass, no state, and any optimizer on top. This page shows what our records say of it, next to "
-    "what its paper says."
-)
+MODES = {"cuda-eager": "eager on a GPU", "cuda-captured": "as one CUDA graph", "cpu-1thread": "on one CPU thread"}
 
 
 def section(evidence: Evidence, races: Sequence[Summary], verdicts: Mapping[str, int], records: Sequence[str]) -> Section:
-    """A few tiles, each from records; none where there are none.
-
-    Args:
-        evidence: The records of the paper's experiments.
-        races: Their summaries.
-        verdicts: How many claims have which.
-        records: Folders that all of it comes from.
-    """
-    tiles = [_race(races), _cost(evidence), _claims(verdicts)]
-    source = Source(tuple(records), ("isaac-newton report",))
-    return Section("summary", "In short", LEAD, (Tiles(tuple(tile for tile in tiles if tile is not None)), source))
+    """A few tiles, each from records; none where there are none. All of it comes from the folders `records`."""
+    tiles = (*_race([race for race in races if race.scale != "smoke"]), *_cost(evidence), _claims(verdicts))
+    return Section.of("summary", [Tiles(tiles), Source(tuple(records), ("isaac-newton report",))])
 
 
-def _race(races: Sequence[Summary]) -> Tile | None:
-    found = [summary for summary in races if summary.scale != "smoke"]
-    if not found:
-        return None
-    ends = []
-    for summary in found:
-        with checked(summary):
-            adamw = next((pair.difference for pair in pairs(summary.data) if pair.label == "AdamW"), None)
-            ends.append((adamw is not None and adamw.behind, lowest(summary.data) or "nobody"))
-    winners = Counter(name for _, name in ends)
+def _race(found: Sequence[Summary]) -> list[Tile]:
+    ours = [next((pair.difference for pair in pairs(race.data) if pair.label == "AdamW"), None) for race in found]
+    below = sum(difference is not None and difference.behind for difference in ours)
+    winners = Counter(lowest(race.data) or "nobody" for race in found)
     label = f"short race{'' if len(found) == 1 else 's'} in which AdamW + ISAAC has the lowest loss of all at the end"
-    detail = f"Lowest: {', '.join(f'{name} in {count}' for name, count in winners.most_common())}. "
-    detail += f"AdamW + ISAAC ends below AdamW in {sum(below for below, _ in ends)} (p < 0.05). "
-    detail += "Budgets are short and the tuning is uneven."
-    return Tile(f"{winners['AdamW + ISAAC']} of {len(found)}", label, detail, "race")
+    detail = (
+        f"Lowest: {', '.join(f'{name} in {count}' for name, count in winners.most_common())}. AdamW + ISAAC ends below AdamW "
+        f"in {below} (p < 0.05). Budgets are short and the tuning is uneven."
+    )
+    return [Tile(f"{winners['AdamW + ISAAC']} of {len(found)}", label, detail, "race")] if found else []
 
 
-def _cost(evidence: Evidence) -> Tile | None:
+def _cost(evidence: Evidence) -> list[Tile]:
     parts = []
-    for mode, name in (
-        ("cuda-eager", "eager on a GPU"),
-        ("cuda-captured", "as one CUDA graph"),
-        ("cpu-1thread", "on one CPU thread"),
-    ):
+    for mode, name in MODES.items():
         ratios = [ratio for model in PAPER["gradient"] if (ratio := evidence.ratio(mode, model, "zeta_star")) is not None]
-        if ratios:
-            parts.append((f"{min(ratios):.2f}–{max(ratios):.2f} ×", name))
+        parts += [(f"{min(ratios):.2f}–{max(ratios):.2f} ×", name)] if ratios else []
     if not parts:
-        return None
-    rest = ", ".join(f"{number} {name}" for number, name in parts[1:])
-    label = f"the time of a step with ζ* over a plain step, {parts[0][1]}"
+        return []
+    (number, where), *others = parts
     detail = "The paper's networks at batch 60. Transformers and convolutions cost more in eager code."
-    return Tile(parts[0][0], label, f"{detail} And {rest}." if rest else detail, "costs")
+    detail += f" And {', '.join(' '.join(other) for other in others)}." if others else ""
+    return [Tile(number, f"the time of a step with ζ* over a plain step, {where}", detail, "costs")]
 
 
 def _claims(verdicts: Mapping[str, int]) -> Tile:

@@ -1,17 +1,13 @@
-"""Table 1 (fine-tuning) and Figure 6 (ResNet-18), from their summaries: pictures, tables, and their section of the page."""
+"""Table 1 (fine-tuning) and Figure 6 (ResNet-18): pictures and tables of what their records say together."""
 
 from collections.abc import Mapping
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from isaac_lab.charts import dots, lines
-from isaac_lab.charts.figure import Chart, Figure, Look, Method, identifier, look
-from isaac_lab.charts.lines import Axis, Line
-from isaac_lab.claims.evidence import Evidence
-from isaac_lab.report import parts
-from isaac_lab.report.parts import Block, Heading, Missing, Paragraph, Section
-from isaac_lab.report.summaries import Summary, checked, find
+from isaac_lab.charts.figure import Figure, Look, Method, identifier, look
+from isaac_lab.charts.lines import Axis, Line, Panel
+from isaac_lab.report import WORDS, tables
 from isaac_lab.report.tables import Row, Table, table
 from isaac_lab.studies.paper import fig6
 from isaac_lab.studies.paper.folder import View
@@ -22,14 +18,7 @@ Record = Mapping[str, Any]
 #: With fewer epochs there is no end to enlarge.
 FEWEST = 6
 #: By the name of a way to condition. The gradient and ζ* look as everywhere.
-LOOKS: Mapping[str, Look] = {
-    "none": look("gradient"),
-    "gradient": look("gradient"),
-    "last": look("zeta_star"),
-    "expand": look("zeta_star"),
-    "reduce": Look("green"),
-    "max_rows": Look("orange", (6, 4)),
-}
+LOOKS = {name: Look.of(**own) for name, own in WORDS["styles"]["larger"].items()}
 
 
 def courses(summary: Record, id: str = "fig6") -> Figure:
@@ -46,30 +35,34 @@ def courses(summary: Record, id: str = "fig6") -> Figure:
     across = [Axis("epoch", "Epochs", ",d")]
     if epochs >= FEWEST:
         across.append(Axis("epoch", "Epochs", ",d", (1 + 2 * epochs // 3, epochs), label="The last third"))
-    charts = tuple(_course(panel, id, methods, [across[0], value]) for panel in summary["panels"])
-    controls = (lines.scales(logarithmic_first=False), lines.axes(across), lines.quantities([value]))
     seeds = sorted({curve.get("n", 1) for curve in curves})
     note = f"Mean over {' or '.join(map(str, seeds))} seed{'' if seeds == [1] else 's'}"
     note += "." if seeds == [1] else "; bands: one standard deviation on either side."
     about = " · ".join(str(part) for part in (summary.get("data"), f"scale “{summary['scale']}”") if part)
-    views = tuple(({"Horizontal": axis.label or axis.title},) for axis in across)
-    return Figure(f"figure-{id}", charts, summary["title"], f"{about}\n{note}", controls, tuple(methods), views, note)
+    return lines.figure(
+        f"figure-{id}",
+        [_panel(panel, id) for panel in summary["panels"]],
+        methods,
+        [value],
+        across,
+        logarithmic=False,
+        picture=(420, 300),
+        views=[[{"Horizontal": axis.name}] for axis in across],
+        title=summary["title"],
+        subtitle=f"{about}\n{note}",
+        caption=note,
+    )
 
 
-def _course(panel: Record, id: str, methods: list[Method], fields: list[Axis]) -> Chart:
+def _panel(panel: Record, id: str) -> Panel:
     drawn = []
     for curve in panel["curves"]:
-        deviations = curve.get("std") or [0.0] * len(curve["mean"])
-        columns = {
-            "epoch": curve["epochs"],
-            "value": curve["mean"],
-            "value_low": [mean - (std or 0.0) for mean, std in zip(curve["mean"], deviations, strict=True)],
-            "value_high": [mean + (std or 0.0) for mean, std in zip(curve["mean"], deviations, strict=True)],
-        }
+        ends = list(zip(curve["mean"], curve.get("std") or [0.0] * len(curve["mean"]), strict=True))
+        columns = {"epoch": curve["epochs"], "value": curve["mean"]}
+        columns |= {"value_low": [mean - std for mean, std in ends], "value_high": [mean + std for mean, std in ends]}
         drawn.append(Line(curve["label"], f"mean of {curve.get('n', '?')} seeds", columns, over_seeds=True))
-    title = f"({panel['name']}) {panel['title']}"
     alt = f"Curves of {len(drawn)} methods over epochs, {panel['title']}. The last values are in the table below."
-    return lines.chart(f"{id}-{identifier(panel['name'])}", title, alt, drawn, methods, fields, picture=(420, 300))
+    return Panel(f"{id}-{identifier(panel['name'])}", f"({panel['name']}) {panel['title']}", alt, drawn)
 
 
 def scores(summary: Record, id: str = "tab1") -> Figure:
@@ -87,8 +80,7 @@ def scores(summary: Record, id: str = "tab1") -> Figure:
                 own = {"value": mean, "low": mean - deviation, "high": mean + deviation, "seeds": seeds}
                 found.append({"model": column, "method": row["label"], "words": f"{mean:.2f} ± {deviation:.2f} %"} | own)
         alt = f"{column}: " + "; ".join(f"{dot['method']} {dot['words']}" for dot in found) + "."
-        name = f"{id}-score-{place}"
-        charts.append(dots.chart(name, column, alt, found, methods, unit=" %", width=310))
+        charts.append(dots.chart(f"{id}-score-{place}", column, alt, found, methods, unit=" %", width=310))
     counts = sorted({cell["n"] for row in rows for cell in row["cells"] if cell})
     runs = " to ".join(dict.fromkeys(str(count) for count in counts[:1] + counts[-1:]))
     about = "Scores on dev in percent, more is better. Settings chosen for each method from grids that differ in size. "
@@ -98,20 +90,18 @@ def scores(summary: Record, id: str = "tab1") -> Figure:
 
 def accuracies(view: View) -> Table:
     """The final test accuracy of each method in each setting, and the time of a step over that of ∇."""
-    known, records = fig6.cells(view), fig6.times_of(view)
     ratios = {
         mode: {name: f"{own['ratio']['median']:.3f}" for name, own in record["methods"].items()}
-        for mode, record in records.items()
+        for mode, record in fig6.times_of(view).items()
     }
     rows = []
-    for (setting, name), cell in known.items():
+    for (setting, name), cell in fig6.cells(view).items():
         found = fig6.shown_cell(cell)
         if found is None or cell.best is None:
             continue
-        spread = f" ± {found['std']:.2%}" if found["std"] is not None else ""
         lost = f", {found['diverged']} diverged" if found["diverged"] else ""
         damping = f"{cell.best.damping:g}" if cell.best.get("damping") else "–"
-        accuracy = f"{found['mean']:.2%}{spread} ({found['n']}{lost})"
+        accuracy = f"{tables.spread(found, '.2%')} ({found['n']}{lost})"
         step = [own.get(name, "–") for own in ratios.values()]
         rows.append([f"({setting}) {fig6.METHODS[name].label}", f"{cell.best.learning_rate:g}", damping, accuracy, *step])
     return table(["Method", "η", "λ", "Test accuracy (n)", *(f"Step × ∇,\n{mode}" for mode in ratios)], rows)
@@ -120,24 +110,22 @@ def accuracies(view: View) -> Table:
 def fine_tuned(found: Record) -> Table:
     """The paper's table, in percent, with the time of a step over that of the gradient."""
     modes = list(found["times"])
-    headings = ["Method", *(column.replace(" (", "\n(") for column in found["columns"]), *(f"Step,\n{mode}" for mode in modes)]
+    columns = ["Method", *(column.replace(" (", "\n(") for column in found["columns"]), *(f"Step,\n{mode}" for mode in modes)]
     rows: list[list[str]] = []
     for model, group in groupby(found["rows"], key=lambda row: str(row["model"])):
-        rows.append([model, *[""] * (len(headings) - 1)])
+        rows.append([model, *[""] * (len(columns) - 1)])
         for row in group:
             label = f"  {row['label'].partition(',')[0]}"
             rows.append([label, *map(_shown, row["cells"]), *(_ratio(found, mode, row["method"]) for mode in modes)])
-    return table(headings, rows)
+    return table(columns, rows)
 
 
 def _shown(cell: Record | None) -> str:
-    if cell is None:
-        return "–"
-    if cell["mean"] is None:
-        return "diverged"
-    spread = f" ± {100 * cell['std']:.2f}" if cell["std"] is not None else ""
+    if cell is None or cell["mean"] is None:
+        return "–" if cell is None else "diverged"
+    deviation = f" ± {100 * cell['std']:.2f}" if cell["std"] is not None else ""
     diverged = f" ({cell['diverged']} diverged)" if cell.get("diverged") else ""
-    return f"{100 * cell['mean']:.2f}{spread}{diverged}"
+    return f"{100 * cell['mean']:.2f}{deviation}{diverged}"
 
 
 def _ratio(found: Record, mode: str, method: str | None) -> str:
@@ -145,55 +133,14 @@ def _ratio(found: Record, mode: str, method: str | None) -> str:
     return f"{entry['ratio']['median']:.2f} ×" if entry else "–"
 
 
-TITLES = {"tab1": "Table 1", "fig6": "Figure 6"}
-
-
-def section(results: Path, directory: str, evidence: Evidence) -> Section:
-    """Whatever there is of both."""
-    blocks: list[Block] = []
-    for kind, title in TITLES.items():
-        folder, name = results / "reproduce" / kind, f"{directory}/reproduce/{kind}"
-        found = find(folder, name, lambda path, scale: evidence.summary(path.parent.name, scale))
-        if not found:
-            blocks += [Heading(kind, title), Missing(title, f"isaac-newton reproduce {kind} --scale quick")]
-        for place, summary in enumerate(found):
-            with checked(summary):
-                blocks += _blocks(summary, identifier(kind, summary.scale) if place else kind)
-    lead = "A language model fine-tuned on three tasks (the paper's Table 1), and a ResNet-18 on images (its Figure 6)."
-    return Section("larger", "Larger models: Table 1 and Figure 6", lead, tuple(blocks))
-
-
-def _blocks(summary: Summary, id: str) -> list[Block]:
-    data = summary.data
-    about = " · ".join(str(part) for part in (data.get("model"), f"scale “{summary.scale}”") if part)
-    blocks: list[Block] = [Heading(id, data["title"]), Paragraph(f"{summary.warning}{about}.")]
-    if data.get("panels"):
-        blocks.append(parts.Figure(courses(data, id), tuple(_ends(panel) for panel in data["panels"]), small=True))
-    blocks += [_table(data)] if data.get("rows") else []
-    blocks += [Paragraph(note) for note in data.get("notes") or ()]
-    return [*blocks, summary.source]
-
-
-def _table(data: Mapping[str, Any]) -> Table:
-    rows = []
-    for row in data["rows"]:
-        cells = [_cell(cell) for cell in row["cells"]]
-        rows.append(Row((row["label"], *cells), bool(row.get("ours"))))
+def settings(summary: Record) -> Table:
+    """Every score with the settings that were chosen for it."""
+    columns = ("Method", *summary["columns"])
+    rows = [Row((row["label"], *map(_cell, row["cells"])), bool(row.get("ours"))) for row in summary["rows"]]
     note = "Mean ± standard deviation over n seeds, with the settings that were chosen."
-    return Table(data["title"], ("Method", *data["columns"]), tuple(rows), note=note)
+    return table(columns, rows, ("Method",), summary["title"], note)
 
 
-def _cell(cell: Mapping[str, Any] | None) -> str:
-    if cell is None:
-        return "–"
-    more = [f"n {cell['n']}"] if cell.get("n") else []
-    more += [str(cell["settings"])] if cell.get("settings") else []
-    return spread(cell) + (f" ({', '.join(more)})" if more else "")
-
-
-def _ends(panel: Mapping[str, Any]) -> Table:
-    rows = []
-    for curve in panel["curves"]:
-        last = {"mean": curve["mean"][-1], "std": (curve.get("std") or [None])[-1]}
-        rows.append(Row((curve["label"], f"{curve['epochs'][-1]:g}", spread(last, 4), str(curve.get("n", "–")))))
-    return Table(f"({panel['name']}) {panel['title']}: at the end", ("Method", "Epochs", "Mean ± deviation", "n"), tuple(rows))
+def _cell(cell: Record | None) -> str:
+    more = [f"n {cell['n']}", cell.get("settings")] if cell and cell.get("n") else []
+    return spread(cell) + (f" ({', '.join(filter(None, more))})" if more else "")

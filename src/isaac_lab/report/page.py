@@ -1,18 +1,25 @@
-"""From records to the page: reads them, makes the sections, fills the template."""
+"""From records to the HTML page: its sections, and the template that they fill.
 
+Every text is escaped, data cannot end its script, and style and script come from files.
+"""
+
+import json
+import re
 from collections.abc import Sequence
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.claims import counts, ledger
-from isaac_lab.claims.evidence import Evidence
+from isaac_lab.claims.evidence import Claim, Evidence, Finding
 from isaac_lab.records import installed, origin
-from isaac_lab.report import costs, curves, grids, headline, larger, race, render
-from isaac_lab.report import ledger as claims
-from isaac_lab.report.parts import Figure, Missing, Paragraph, Section, Source
-from isaac_lab.report.tables import Row, Table
+from isaac_lab.report import WORDS, costs, headline, paper, race
+from isaac_lab.report.parts import Figure, Ledger, Section, Source
+from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.words import versions_of
+
+ASSETS = files("isaac_lab.report") / "assets"
 
 
 class PageError(RuntimeError):
@@ -37,32 +44,41 @@ def build(results: Path) -> str:
         StoreError: Where records cannot be read.
     """
     check_installed()
-    name = _called(results)
+    # A page tells nothing of the machine it was made on.
+    name = results.name if results.is_absolute() else results.as_posix()
     # First what is read at once, so that nobody waits for an error.
     races = race.summaries(results / "race", f"{name}/race")
     evidence = Evidence(results / "reproduce", results / "bench")
-    raced, models = race.section(races), larger.section(results, name, evidence)
     found = ledger(evidence)
     folders = tuple(f"{name}/{part}" for part in ("race", "reproduce", "bench") if (results / part).is_dir())
+    grids, curves, larger = (paper.section(part, evidence, f"{name}/reproduce") for part in paper.SECTIONS)
     sections = [
         headline.section(evidence, races, counts(found), folders),
-        raced,
-        grids.section(evidence, f"{name}/reproduce"),
-        curves.section(evidence, f"{name}/reproduce"),
+        race.section(races),
+        grids,
+        curves,
         costs.section(evidence.benchmarks, f"{name}/bench"),
-        models,
-        claims.section(found, tuple(folder for folder in folders if not folder.endswith("/race"))),
+        larger,
+        _claims(found, [folder for folder in folders if not folder.endswith("/race")]),
+        _again(),
     ]
-    benchmarks = [Source.of([f"{name}/bench/{file}"], [record]) for file, record in evidence.benchmarks.items()]
-    sections.append(_again(sections, benchmarks))
-    charts = [chart for section in sections for block in section.blocks if isinstance(block, Figure) for chart in block.charts]
-    data = {chart.id: {"spec": chart.spec, "values": chart.values} for chart in charts}
-    return render.page(sections, data, library())
+    return render(sections, library())
 
 
-def _called(path: Path) -> str:
-    """As it was named; of an absolute path the last part, because a page tells nothing of the machine it was made on."""
-    return path.name if path.is_absolute() else path.as_posix()
+def _claims(found: Sequence[tuple[Claim, Finding]], records: Sequence[str]) -> Section:
+    names = {claim.about: EXPERIMENTS[claim.about].name for claim, _ in found}
+    source = Source(tuple(records), ("isaac-newton claims",))
+    return Section.of("claims", [Ledger(found, counts(found), names), source])
+
+
+def _again() -> Section:
+    """How to make the page again."""
+    import vl_convert
+
+    about = origin(threads=1)
+    charts = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
+    made = f"This page: {versions_of(about)}, {charts}, commit {about['commit'] or 'unknown'}."
+    return Section.of("again", [WORDS["sections"]["again"]["how"], made])
 
 
 @cache
@@ -73,32 +89,53 @@ def library() -> str:
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def _again(sections: Sequence[Section], more: Sequence[Source]) -> Section:
-    import vl_convert
+def render(sections: Sequence[Section], library: str) -> str:
+    """The template filled with these sections and the script that draws their charts."""
+    import jinja2
 
-    about = origin(threads=1)
-    charts = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
-    lead = (
-        "The page is made from records alone; nothing on it is typed by hand but the paper's sentences and figures, the tests "
-        "and the bars."
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
-    text = (
-        "`pip install 'isaac-newton[lab,report]'`, then `isaac-newton report` in a checkout. The commands that made the "
-        "records stand with the figures."
+    environment.filters |= {"words": _words, "data": _data, "table": lambda table: _raw(table.html(_words))}
+    figures = [block.shown for section in sections for block in section.blocks if isinstance(block, Figure)]
+    charts = {chart.id: {"spec": chart.spec, "values": chart.values} for figure in figures for chart in figure.charts}
+    # In a string or a regular expression, the only places where it can stand, the backslash changes nothing.
+    safe = re.sub(r"</(script)", r"<\\/\1", library, flags=re.IGNORECASE).replace("<!--", "<\\!--")
+    return environment.get_template("page.html").render(
+        sections=sections,
+        charts=charts,
+        style=_raw(_asset("style.css")),
+        script=_raw(_asset("page.js")),
+        # In a function of its own: its names are not ours.
+        library=_raw(f"(function () {{{safe}\n}})();"),
     )
-    made = f"This page: {versions_of(about)}, {charts}, commit {about['commit'] or 'unknown'}."
-    rows: dict[str, Row] = {}
-    for source in (*(source for section in sections for source in section.sources), *more):
-        # Of several records at once it is not known which has which commit.
-        if len(source.records) == 1 and source.times:
-            each = (source.days, ", ".join(source.commits), "; ".join(source.machines), "; ".join(source.versions))
-            rows[source.records[0]] = Row((source.records[0], *(cell or "–" for cell in each)))
-    missing = [block for section in sections for block in section.blocks if isinstance(block, Missing)]
-    blocks: list[Any] = [Paragraph(text), Paragraph(made)]
-    if missing:
-        blocks.append(Paragraph("Not there yet: " + "; ".join(f"{block.what} (`{block.command}`)" for block in missing) + "."))
-    columns = ("Record", "Day", "Commit", "Machine", "Versions")
-    blocks.append(
-        Table("The records behind this page", columns, tuple(rows[name] for name in sorted(rows)), frozenset(range(5)))
-    )
-    return Section("again", "Make this page again", lead, tuple(blocks))
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def _raw(text: str) -> Any:
+    import markupsafe
+
+    return markupsafe.Markup(text)
+
+
+def _words(text: str) -> Any:
+    """Escaped, with `code`, **strong** and the indices of dampings as elements."""
+    import markupsafe
+
+    escaped = str(markupsafe.escape(text))
+    escaped = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)
+    escaped = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", escaped)
+    return _raw(re.sub(r"λ_([ag])\b", r"λ<sub>\1</sub>", escaped))
+
+
+def _data(value: Any) -> Any:
+    """JSON that may stand inside of a script element."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _raw(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))

@@ -1,22 +1,17 @@
-"""What the page is made of: sections of blocks, as plain data that the template turns into HTML."""
+"""What pages are made of: blocks as plain data, which the HTML page and the Markdown pages both show."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from isaac_lab.charts import figure
+from isaac_lab.charts.draw import draw
 from isaac_lab.claims.evidence import Claim, Finding
-from isaac_lab.report.docs import wrapped
+from isaac_lab.report import WORDS
+from isaac_lab.report.docs import escaped, wrapped
 from isaac_lab.report.tables import Table
 from isaac_lab.words import versions_of
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    """Prose; `code` between backticks."""
-
-    kind: ClassVar[str] = "paragraph"
-    text: str
 
 
 @dataclass(frozen=True)
@@ -29,26 +24,16 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Says that there is no record, and the command that makes one."""
+class Notes:
+    """What a reader has to know, point by point."""
 
-    kind: ClassVar[str] = "missing"
-    what: str
-    command: str
+    kind: ClassVar[str] = "notes"
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where numbers come from.
-
-    Args:
-        records: Files or folders, as the page should call them.
-        commands: That wrote them.
-        commits: They were written at.
-        times: They were written at, ISO 8601.
-        machines: They were measured on.
-        versions: Of packages, as words.
-    """
+    """Where numbers come from: files or folders, and what these say of themselves, each thing once; times are ISO 8601."""
 
     kind: ClassVar[str] = "source"
     records: tuple[str, ...]
@@ -62,20 +47,10 @@ class Source:
     def of(cls, records: Iterable[str], calls: Iterable[Mapping[str, Any]]) -> "Source":
         """From the entries "command", "commit", "time", "machine" and "versions" of records; none of them has to be there."""
         known = list(calls)
-
-        def each(key: str) -> tuple[str, ...]:
-            return tuple(dict.fromkeys(str(call[key]) for call in known if call.get(key)))
-
-        machines = dict.fromkeys(_machine(call.get("machine") or {}) for call in known)
-        versions = dict.fromkeys(versions_of(call) for call in known)
-        return cls(
-            tuple(dict.fromkeys(records)),
-            each("command"),
-            each("commit"),
-            tuple(sorted(each("time"))),
-            tuple(filter(None, machines)),
-            tuple(filter(None, versions)),
-        )
+        each = [[call.get(key) or "" for call in known] for key in ("command", "commit", "time")]
+        each += [[_machine(call.get("machine") or {}) for call in known], [versions_of(call) for call in known]]
+        commands, commits, times, *rest = (tuple(dict.fromkeys(filter(None, found))) for found in each)
+        return cls(tuple(dict.fromkeys(records)), commands, commits, tuple(sorted(times)), *rest)
 
     @property
     def days(self) -> str:
@@ -83,38 +58,34 @@ class Source:
         days = sorted({time[:10] for time in self.times})
         return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
 
+    @property
+    def about(self) -> str:
+        """At which commit, when, where, and with which versions."""
+        commits = f"commit{'s' if len(self.commits) > 1 else ''} {', '.join(self.commits)}" if self.commits else ""
+        return " · ".join(filter(None, (commits, self.days, "; ".join(self.machines), "; ".join(self.versions))))
+
+    @property
+    def markdown(self) -> str:
+        """All of it, in a paragraph."""
+        records, commands = (", ".join(f"`{name}`" for name in names) for names in (self.records, self.commands))
+        return wrapped(f"Record: {records}, by {commands}; {self.about}.")
+
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    if machine.get("gpu"):
-        return str(machine["gpu"])
-    threads = machine.get("threads")
-    how = f", {threads} thread{'' if threads == 1 else 's'}" if threads else ""
-    return f"{machine['cpu']}{how}" if machine.get("cpu") else ""
-
-
-def made_by(name: str, record: Mapping[str, Any], settings: str = "") -> str:
-    """Below a table in Markdown: the record that it is from, the command, the settings and the machine."""
-    machine = record["machine"]
-    hardware = ", ".join(str(part) for part in (machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores") if part)
-    return wrapped(
-        f"Record: `{name}`, {record['time'][:10]}, commit {record['commit'] or 'unknown'}. Command: `{record['command']}`. "
-        f"{settings}{hardware}; {versions_of(record)}."
-    )
+    counted = [(machine.get(f"{what}s"), what) for what in ("core", "thread")]
+    numbers = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in counted if count]
+    return ", ".join(filter(None, (machine.get("gpu"), machine.get("cpu"), *numbers)))
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure, and tables of its numbers; small charts stand side by side."""
+    """A figure, and tables of its numbers; small charts stand side by side. Beside a Markdown page its file has the name."""
 
     kind: ClassVar[str] = "figure"
     shown: figure.Figure
+    name: str = ""
     tables: tuple[Table, ...] = ()
     small: bool = False
-
-    @property
-    def charts(self) -> tuple[figure.Chart, ...]:
-        """Of the figure."""
-        return self.shown.charts
 
 
 @dataclass(frozen=True)
@@ -137,13 +108,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The claims, to be filtered.
-
-    Args:
-        found: Every claim with what the records say of it.
-        counts: By verdict, how many have it.
-        names: By the id of an experiment, what it is in the paper.
-    """
+    """Every claim with what the records say of it, how many have which verdict, and by experiment its name in the paper."""
 
     kind: ClassVar[str] = "ledger"
     found: Sequence[tuple[Claim, Finding]]
@@ -151,19 +116,49 @@ class Ledger:
     names: Mapping[str, str]
 
 
-Block: TypeAlias = Paragraph | Heading | Missing | Source | Table | Figure | Tiles | Ledger
+#: A text is a paragraph, with `code` between backticks and **strong** words.
+Block: TypeAlias = str | Heading | Notes | Source | Table | Figure | Tiles | Ledger
+
+
+def missing(what: str, command: str) -> str:
+    """In place of what has no record."""
+    return f"{what}: no record yet. This makes one: `isaac-newton {command}`."
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading that links to itself; `lead` says what one sees."""
+    """A part of the HTML page with a heading that links to itself; `lead` says what one sees."""
 
     id: str
     title: str
     lead: str
     blocks: tuple[Block, ...]
 
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """Of its numbers."""
-        return tuple(block for block in self.blocks if isinstance(block, Source))
+    @classmethod
+    def of(cls, id: str, blocks: Iterable[Block]) -> "Section":
+        """With the title and the lead of words.toml."""
+        known = WORDS["sections"][id]
+        return cls(id, known["title"], known["lead"], tuple(blocks))
+
+
+def markdown(blocks: Iterable[Block], pictures: Path, level: int = 2) -> str:
+    """The same blocks for a Markdown page, with headings of a level; without the numbers behind figures."""
+    made = []
+    for block in blocks:
+        match block:
+            case str():
+                made.append(wrapped(escaped(block)))
+            case Heading():
+                made.append(f"{'#' * level} {block.title}")
+            case Notes():
+                made.append("\n".join(wrapped(escaped(note), "- ", "  ") for note in block.notes))
+            case Source():
+                made.append(block.markdown)
+            case Table():
+                made.append(block.markdown().rstrip())
+            case Figure():
+                draw(block.shown, pictures / f"{block.name}.svg")
+                made.append(f"![{block.shown.title}]({pictures.name}/{block.name}.svg)")
+            case _:
+                raise TypeError(f"{type(block).__name__} is for the HTML page alone")
+    return "\n\n".join(made)

@@ -1,11 +1,12 @@
 """The rules of the race for people: what all workloads share, what is searched, and a table for each workload."""
 
-from collections.abc import Sequence
-
-from isaac_lab.report.tables import Row, Table
+from isaac_lab.report import WORDS
+from isaac_lab.report.tables import Row, Table, table
 from isaac_lab.studies.race.race import BELOW_ONE, COURSES, ENTRANTS, RULES, SCALES, Course, entrants
 
-LETTERS = {"learning_rate": "η", "second_rate": "η₂", "beta2": "β₂", "momentum": "μ", "damping": "λ"}
+#: Of the paper, for what is tuned.
+LETTERS = WORDS["race"]["letters"]
+RULE = ("Rule", "What")
 
 
 def rules(scale: str) -> list[Table]:
@@ -19,9 +20,9 @@ def markdown(scale: str) -> str:
     for course in COURSES.values():
         own, better = SCALES[scale], "higher" if course.higher else "lower"
         cells = (course.name, f"{course.metric}, {better}", _target(course), f"{course.blank(own).steps:,}")
-        rows.append(Row((*cells, str(len(entrants(course))), f"`{course.rules(own)}`")))
+        rows.append((*cells, str(len(entrants(course))), f"`{course.rules(own)}`"))
     columns = ("Workload", "Scored by", "Target", "Steps", "Methods", "Hash")
-    found = (_shared(scale), _search(), Table("", columns, tuple(rows), frozenset({0, 1, 2, 5})))
+    found = (_shared(scale), _search(), table(columns, rows, ("Workload", "Scored by", "Target", "Hash")))
     return "\n".join(table.markdown() for table in found)
 
 
@@ -29,60 +30,40 @@ def _target(course: Course) -> str:
     return f"{course.target:g}" if not isinstance(course.target, str) else f"mean of {ENTRANTS[course.target].label}"
 
 
-def _table(caption: str, rows: Sequence[tuple[str, str]]) -> Table:
-    return Table(caption, ("Rule", "What"), tuple(Row(row) for row in rows), frozenset({0, 1}))
-
-
 def _shared(scale: str) -> Table:
     own = SCALES[scale]
     least, most = (own.first + (rounds - 1) * own.more for rounds in (own.least, own.rounds))
-    last = RULES["first_seed"] + own.seeds - 1
-    return _table(
-        f"All workloads, scale {scale}",
-        [
-            ("Equal for all", "network, initial weights, data, order, batch, schedule, clipping, number of trials"),
-            ("Search", f"seed {RULES['search_seed']}, judged on a tenth cut from the training set; never on the test set"),
-            ("Trials", f"{own.first} at the points of one Halton sequence; then {own.more} a round around each method's best"),
-            ("Edges", f"a best at an edge is searched beyond; all go on while there is one: {least} to {most} trials each"),
-            ("Finals", f"seeds {RULES['first_seed']} to {last} on the whole training set, measured on the test set"),
-            ("Target", "a public figure, or the mean of a tuned baseline; a seed that misses it is infinite"),
-            ("Statistics", f"paired t-tests by seed, Holm over {len(RULES['compared'])} comparisons"),
-            ("Time", "of a step alone, methods taking turns, eager and captured; compiling and capturing stated"),
-            ("λ = ∞", "each method with ISAAC is timed with it switched off as well"),
-            ("Records", "carry the hash of their rules; tables refuse others"),
-        ],
-    )
+    known = {"first": own.first, "more": own.more, "least": least, "most": most, "comparisons": len(RULES["compared"])}
+    known |= {name: RULES[name] for name in ("search_seed", "first_seed")}
+    known["last_seed"] = RULES["first_seed"] + own.seeds - 1
+    rows = ((name, text.format(**known)) for name, text in WORDS["race"]["rules"].items())
+    return table(RULE, rows, caption=f"All workloads, scale {scale}")
 
 
 def _search() -> Table:
     rows = []
     for entrant in ENTRANTS.values():
         words = [f"{LETTERS[name]} {own.low:g} to {own.high:g}" for name, own in entrant.search.items()]
-        by = "plain" if entrant.plain else "adaptive"
-        rows.append(Row((entrant.label, ", ".join(words), by), entrant.ours))
+        rows.append(Row((entrant.label, ", ".join(words), "plain" if entrant.plain else "adaptive"), entrant.ours))
     note = f"In the logarithm; of {' and '.join(LETTERS[name] for name in BELOW_ONE)} in that of what they lack to 1."
-    return Table("What is searched", ("Method", "Range", "Rates times"), tuple(rows), frozenset({0, 1, 2}), note)
+    return table(("Method", "Range", "Rates times"), rows, caption="What is searched", note=note)
 
 
 def _course(course: Course, scale: str) -> Table:
     own, blank = SCALES[scale], course.blank(SCALES[scale])
-    names = [entrant.name for entrant in entrants(course)]
     variant = ", ".join(f"{name} {value}" for name, value in blank.variant) or "as it is"
     recipe = [f"{course.schedule} after {course.warm_up:.0%} of warm-up"]
     recipe += [f"{name} {value}" for name, value in course.settings.items()]
     recipe += [f"weight decay {value:g} {how}" for how, value in course.decay.items()]
-    ours = ", ".join(f"{name} {value}" for name, value in course.conditioned.items()) or "expand, absolute λ"
-    return _table(
-        course.name,
-        [
-            ("Source", course.source),
-            ("Trained", f"{blank.workload}, {variant}; {blank.steps:,} steps"),
-            ("Scored by", f"{course.metric}, {'higher' if course.higher else 'lower'} is better"),
-            ("Target", _target(course)),
-            ("Recipe of all", "; ".join(recipe)),
-            ("ISAAC", ours),
-            ("Rates times", f"adaptive {course.adaptive:g}, plain {course.plain:g}"),
-            ("Methods", "everyone" if course.all else ", ".join(names)),
-            ("Hash", course.rules(own)),
-        ],
-    )
+    rows = {
+        "Source": course.source,
+        "Trained": f"{blank.workload}, {variant}; {blank.steps:,} steps",
+        "Scored by": f"{course.metric}, {'higher' if course.higher else 'lower'} is better",
+        "Target": _target(course),
+        "Recipe of all": "; ".join(recipe),
+        "ISAAC": ", ".join(f"{name} {value}" for name, value in course.conditioned.items()) or "expand, absolute λ",
+        "Rates times": f"adaptive {course.adaptive:g}, plain {course.plain:g}",
+        "Methods": "everyone" if course.all else ", ".join(entrant.name for entrant in entrants(course)),
+        "Hash": course.rules(own),
+    }
+    return table(RULE, rows.items(), caption=course.name)

@@ -1,7 +1,7 @@
 """The study of learning rates for people: its table, its picture, the block of its page."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,39 +9,29 @@ from statistics import fmean, stdev
 
 from isaac_lab import times
 from isaac_lab.charts import lines
-from isaac_lab.charts.draw import draw, pictures
-from isaac_lab.charts.figure import DASHED, Chart, Figure, Look, Method
-from isaac_lab.charts.lines import Axis, Line
+from isaac_lab.charts.draw import pictures
+from isaac_lab.charts.figure import DASHED, Figure, Look, Method
+from isaac_lab.charts.lines import Axis, Line, Panel
 from isaac_lab.record import Store
 from isaac_lab.records import StoreError, write_whole
-from isaac_lab.report import docs
-from isaac_lab.report.tables import Row, Table
-from isaac_lab.stats import LEVEL, contrast, holm
+from isaac_lab.report import WORDS, parts, tables
+from isaac_lab.report.docs import Blocks
+from isaac_lab.report.tables import Table
+from isaac_lab.stats import LEVEL, contrast, holm, sample
 from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
 
-PLAIN, LINE = Method("plain", Look("black", DASHED)), Method("with the line", Look("red"), ours=True)
-ACCURACY = Axis("accuracy", "Test accuracy", ".0%")
-NOTE = (
-    "Test accuracy in %, mean of {seeds} seeds ± standard deviation. Nothing but the line `isaac.attach(model)` differs. "
-    "p: Welch, two-sided, adjusted by Holm for the five rates of an optimizer; from 0.05 on no difference is shown."
-)
+#: By arm of the study.
+METHODS = {"plain": Method("plain", Look("black", DASHED)), "line": Method("with the line", Look("red"), ours=True)}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the records say at a scale.
-
-    Args:
-        scale: Which.
-        cells: Those that have been run whole.
-        p: By optimizer and rate; NaN where a run diverged or there is one seed only.
-        steps: By optimizer, what a step with the line takes relative to plain, and where that was measured.
-    """
+    """What the records say at a scale."""
 
     scale: str
-    cells: Sequence[Cell]
-    p: dict[tuple[str, float], float]
-    steps: dict[str, str]
+    cells: Sequence[Cell]  # those that have been run whole
+    p: dict[tuple[str, float], float]  # by optimizer and rate; none where a run diverged or there is one seed only
+    steps: dict[str, str]  # by optimizer, what a step with the line takes relative to plain, where that was measured
 
 
 def read(store: Store, scale: str) -> Shown:
@@ -70,7 +60,8 @@ def _whole(cell: Cell) -> bool:
 def write(store: Store, scale: str) -> Shown:
     """Table and picture beside the records."""
     found = read(store, scale)
-    write_whole(store.folder / "table.md", f"# Learning rates, scale {scale}\n\n{_section(found)}")
+    text = parts.markdown([f"# Learning rates, scale {scale}", *_shown(found)], store.folder)
+    write_whole(store.folder / "table.md", f"{text}\n")
     pictures(figure(found), store.folder / "figure")
     return found
 
@@ -80,12 +71,12 @@ def table(found: Shown) -> Table:
     rows = []
     for cell in found.cells:
         p = found.p.get((cell.optimizer, cell.rate), math.nan)
-        ends = [_mean(values) for values in (cell.plain, cell.line)]
         gain = f"{100 * (fmean(cell.line) - fmean(cell.plain)):+.1f}".replace("-", "−") if _whole(cell) else "–"
-        said = (OPTIMIZERS[cell.optimizer]["title"], f"{cell.rate:g}", *ends, gain, "–" if math.isnan(p) else f"{p:.2g}")
-        rows.append(Row(said))
+        ends = (_mean(cell.plain), _mean(cell.line), gain, "–" if math.isnan(p) else f"{p:.2g}")
+        rows.append((OPTIMIZERS[cell.optimizer]["title"], f"{cell.rate:g}", *ends))
     columns = ("Optimizer", "Rate", "Plain", "With the line", "Gain", "p")
-    return Table("Test accuracy by learning rate", columns, tuple(rows), note=NOTE.format(seeds=SCALES[found.scale]["seeds"]))
+    note = WORDS["rates"]["table"].format(seeds=SCALES[found.scale]["seeds"])
+    return tables.table(columns, rows, ("Optimizer",), "Test accuracy by learning rate", note)
 
 
 def summed_up(found: Shown) -> str:
@@ -110,62 +101,47 @@ def summed_up(found: Shown) -> str:
 def figure(found: Shown) -> Figure:
     """A chart for each optimizer; bars are standard deviations over seeds."""
     shown = {name: [cell for cell in found.cells if cell.optimizer == name] for name in OPTIMIZERS}
-    charts = tuple(_chart(name, own, summed_up(found)) for name, own in shown.items() if own)
-    controls = (lines.quantities([ACCURACY]), lines.scales(logarithmic_first=False), lines.axes([_rate()]))
-    seeds = SCALES[found.scale]["seeds"]
-    subtitle = (
-        f"A CNN on Fashion-MNIST, scale {found.scale}; mean of {seeds} seeds, bars are one standard deviation.\n"
-        "Nothing but the line isaac.attach(model) differs."
+    return lines.figure(
+        f"figure-rates-{found.scale}",
+        [_panel(name, own, summed_up(found)) for name, own in shown.items() if own],
+        tuple(METHODS.values()),
+        [Axis("accuracy", "Test accuracy", ".0%")],
+        [Axis("rate", "Learning rate", ".3~g", logarithmic=True)],
+        logarithmic=False,
+        bars=True,
+        title="Test accuracy over five learning rates",
+        subtitle=WORDS["rates"]["picture"].format(scale=found.scale, seeds=SCALES[found.scale]["seeds"]),
     )
-    title = "Test accuracy over five learning rates"
-    return Figure(f"figure-rates-{found.scale}", charts, title, subtitle, controls, (PLAIN, LINE))
 
 
-def _rate() -> Axis:
-    return Axis("rate", "Learning rate", ".3~g", logarithmic=True)
-
-
-def _chart(name: str, own: Sequence[Cell], alt: str) -> Chart:
+def _panel(name: str, own: Sequence[Cell], alt: str) -> Panel:
     drawn = []
-    for method, arm in ((PLAIN, "plain"), (LINE, "line")):
-        columns: dict[str, list[float | None]] = {"rate": [], "accuracy": [], "accuracy_low": [], "accuracy_high": []}
+    for arm, method in METHODS.items():
+        rows = []
         for cell in own:
             values = [value for value in getattr(cell, arm) if math.isfinite(value)]
             half = stdev(values) if len(values) > 1 else 0.0
-            mean = fmean(values) if values else None
-            ends = (cell.rate, mean, *(None if mean is None else mean + sign * half for sign in (-1, 1)))
-            for column, value in zip(columns.values(), ends, strict=True):
-                column.append(value)
+            rows.append((cell.rate, *(fmean(values) + sign * half if values else None for sign in (0, -1, 1))))
+        columns = dict(zip(("rate", "accuracy", "accuracy_low", "accuracy_high"), zip(*rows, strict=True), strict=True))
         drawn.append(Line(method.label, f"mean of {len(own[0].plain)} seeds", columns, over_seeds=True))
-    fields = [_rate(), ACCURACY]
-    return lines.chart(f"rates-{name}", OPTIMIZERS[name]["title"], alt, drawn, (PLAIN, LINE), fields, bars=True)
+    return Panel(f"rates-{name}", OPTIMIZERS[name]["title"], alt, drawn)
 
 
-def blocks(out: Path, pictures: Path) -> dict[str, Callable[[], str]]:
-    """What fills the blocks of a page, those of a scale that has records: rates-quick, rates-standard.
+def blocks(out: Path, pictures: Path) -> Blocks:
+    """What fills the blocks of a page, those of a scale that has records: rates-quick, rates-standard."""
 
-    Args:
-        out: The folder of the scales.
-        pictures: Directory for the pictures, beside the page.
-    """
-    return {f"rates-{scale}": partial(_block, out, pictures, scale) for scale in ("quick", "standard")}
+    def block(scale: str) -> str:
+        found = read(Store(out / scale), scale)
+        return parts.markdown([parts.Figure(figure(found), f"rates-{scale}"), *_shown(found)], pictures)
 
-
-def _block(out: Path, pictures: Path, scale: str) -> str:
-    found = read(Store(out / scale), scale)
-    name = "rates.svg" if scale == "standard" else f"rates-{scale}.svg"
-    draw(figure(found), pictures / name)
-    return f"![Test accuracy over learning rates]({pictures.name}/{name})\n\n{_section(found)}"
+    return {f"rates-{scale}": partial(block, scale) for scale in ("quick", "standard")}
 
 
-def _section(found: Shown) -> str:
-    shown = table(found)
-    return f"{docs.wrapped(summed_up(found))}\n\n{shown.markdown()}\n{docs.wrapped(shown.note)}\n"
+def _shown(found: Shown) -> list[parts.Block]:
+    return [summed_up(found), table(found), table(found).note]
 
 
 def _mean(values: Sequence[float]) -> str:
-    there = [100 * value for value in values if math.isfinite(value)]
-    lost = f", {len(values) - len(there)} diverged" if len(there) < len(values) else ""
-    if not there:
-        return "diverged"
-    return f"{fmean(there):.1f}" + (f" ± {stdev(there):.1f}" if len(there) > 1 else "") + lost
+    found = sample([100 * value for value in values])
+    lost = f", {len(values) - found['n']} diverged" if found["n"] < len(values) else ""
+    return tables.spread(found, ".1f") + lost if found["n"] else "diverged"

@@ -1,16 +1,20 @@
 """The recipe suite for people: its tables, its picture, and the blocks of its page."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from isaac_lab.charts import dots
-from isaac_lab.charts.draw import draw, pictures
+from isaac_lab.charts.draw import pictures
 from isaac_lab.charts.figure import Figure, Look, Method
 from isaac_lab.record import Store
 from isaac_lab.records import StoreError, write_whole
+from isaac_lab.report import WORDS, parts, tables
+from isaac_lab.report.docs import Blocks
+from isaac_lab.report.parts import Block, Notes
 from isaac_lab.report.tables import Row, Table
-from isaac_lab.studies.recipes import ARMS, RECIPES, RULES, SCALES
+from isaac_lab.studies.recipes import ARMS, RECIPES, RULES
 from isaac_lab.studies.verdicts import Sample, Standing, standings, summed_up
 from isaac_lab.words import number
 
@@ -18,18 +22,7 @@ LINE, TUNED = Method("with the line", Look("red"), ours=True), Method("plain, be
 #: The last headings of the verdicts.
 TESTED = ("p better", "p not worse", "Step", "Verdict")
 NONE = "No record has been made by the rules as they are."
-#: What the quantities are called that a workload does not name itself.
-TITLES = {
-    "test_loss": "test loss",
-    "test_accuracy": "test accuracy, %",
-    "test_error": "test error",
-    "test_rmse": "test RMSE",
-    "test_psnr": "PSNR held out, dB",
-    "psnr": "PSNR fitted, dB",
-    "test_return": "return",
-    "f1": "F1, %",
-    "matthews": "Matthews, %",
-}
+NOTES = WORDS["recipes"]
 
 
 def table(found: Sequence[Standing]) -> Table:
@@ -37,20 +30,14 @@ def table(found: Sequence[Standing]) -> Table:
     columns = ("Recipe", "Measured", "Plain", "With the line", "Plain, best rate", "Gain (95 %)", "Margin", *TESTED)
     rows = []
     for own in found:
-        samples = [_mean(own, own.samples[arm]) for arm in ARMS]
         gain, low, high = (_scaled(own, value) for value in own.gain)
         interval = "–" if math.isnan(gain) else f"{_signed(gain)} ({_signed(low)} to {_signed(high)})"
-        step = f"{own.step[1] / own.step[0]:.2f} ×" if own.step else "–"
-        cells = (own.recipe.title, _measured(own), *samples, interval, number(_scaled(own, own.margin), 2))
-        cells += (_p(own.p_better), _p(own.p_not_worse), step, own.verdict)
-        rows.append(Row(cells, own.verdict == "better"))
-    seeds = RULES.seeds[found[0].scale] if found else 0
-    note = (
-        f"Mean of {seeds} seeds ± standard deviation, at the end of training. Gain: with the line against plain, more is "
-        "better, with Welch's interval. p better: Welch, two-sided. p not worse: Welch, one-sided against the margin, adjusted "
-        "by Holm for all recipes of the table. Step: its time relative to plain, taking turns."
-    )
-    return Table("With one line, and nothing else", columns, tuple(rows), frozenset({0, 1, len(columns) - 1}), note)
+        cells = [own.recipe.title, f"{_title(own)} {'↑' if own.recipe.higher else '↓'}"]
+        cells += [*(_mean(own, own.samples[arm]) for arm in ARMS), interval, number(_scaled(own, own.margin), 2)]
+        cells += [_p(own.p_better), _p(own.p_not_worse), f"{own.step[1] / own.step[0]:.2f} ×" if own.step else "–"]
+        rows.append(Row((*cells, own.verdict), own.verdict == "better"))
+    note = NOTES["verdicts"].format(seeds=RULES.seeds[found[0].scale] if found else 0)
+    return tables.table(columns, rows, ("Recipe", "Measured", "Verdict"), "With one line, and nothing else", note)
 
 
 def brief(found: Sequence[Standing]) -> Table:
@@ -69,10 +56,8 @@ def losses(found: Sequence[Standing]) -> Table:
         each = [number(own.samples[arm].losses[which], 4) for which in (0, 1) for arm in ARMS]
         rate = "–" if own.rate is None else f"{own.rate:.3g}" + (" (edge)" if own.edge else "")
         steps = [f"{1e3 * value:.3g}" for value in own.step] if own.step else ["–", "–"]
-        own_rate = f"{own.recipe.settings['learning_rate']:.3g}"
-        rows.append(Row((own.recipe.title, *each, own_rate, rate, _p(own.p_tuned), *steps)))
-    note = "Best of five: by one run each on examples cut from the training set. Edge: the lowest or highest of the five."
-    return Table("Losses, rates and times", columns, tuple(rows), note=note)
+        rows.append((own.recipe.title, *each, f"{own.recipe.settings['learning_rate']:.3g}", rate, _p(own.p_tuned), *steps))
+    return tables.table(columns, rows, ("Recipe",), "Losses, rates and times", NOTES["losses"])
 
 
 def rules(scale: str) -> Table:
@@ -80,12 +65,12 @@ def rules(scale: str) -> Table:
     rows = []
     for recipe in RECIPES.values():
         budget = recipe.budget(scale)
-        settings = {**recipe.settings, **budget.settings}
-        words = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in settings.items())
-        cells = (recipe.title, recipe.source, recipe.method, words, recipe.schedule, f"{budget.steps:,}", f"{budget.margin:g}")
-        rows.append(Row(cells))
+        settings = {name.replace("_", " "): value for name, value in {**recipe.settings, **budget.settings}.items()}
+        words = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in settings.items())
+        cells = (recipe.title, recipe.source, recipe.method, ", ".join(words), recipe.schedule)
+        rows.append((*cells, f"{budget.steps:,}", f"{budget.margin:g}"))
     columns = ("Recipe", "Script", "Optimizer", "Settings", "Schedule", "Steps", "Margin")
-    return Table("The recipes", columns, tuple(rows), frozenset({0, 1, 2, 3, 4}))
+    return tables.table(columns, rows, columns[:5], "The recipes")
 
 
 def figure(found: Sequence[Standing], scale: str) -> Figure:
@@ -100,11 +85,7 @@ def figure(found: Sequence[Standing], scale: str) -> Figure:
     alt = f"Gain over the plain recipe in units of its margin. {summed_up(found)} The numbers are in the table."
     chart = dots.chart(f"recipes-{scale}", "", alt, rows, (LINE, TUNED), wide=True, width=640)
     title = "Public training scripts with one line added"
-    subtitle = (
-        f"Scale {scale}, {RULES.seeds[scale]} seeds. Gain over the plain script in margins, more is better.\n"
-        "Bars are 95 % intervals. The short stroke is the margin: what lies left of it is harm.\n"
-        "Away from 0 the axis is logarithmic."
-    )
+    subtitle = NOTES["picture"].format(scale=scale, seeds=RULES.seeds[scale])
     return Figure(f"figure-recipes-{scale}", (chart,), title, subtitle, methods=(LINE, TUNED))
 
 
@@ -113,60 +94,39 @@ def write(store: Store, scale: str) -> list[Standing]:
     found = standings(store, scale)
     if not found:
         raise StoreError(f"there is no run of the recipes in {store.folder} that these rules made; leave out --draw-only")
-    text = f"# Recipes, scale {scale}\n\n{_section(found)}"
-    write_whole(store.folder / "table.md", text)
+    text = parts.markdown([f"# Recipes, scale {scale}", *_shown(found)], store.folder)
+    write_whole(store.folder / "table.md", f"{text}\n")
     pictures(figure(found, scale), store.folder / "figure")
     return found
 
 
-def blocks(out: Path, pictures: Path) -> dict[str, Callable[[], str]]:
-    """What fills each block of a page: a scale each, the rules, the table of the largest scale alone.
+def blocks(out: Path, pictures: Path) -> Blocks:
+    """What fills each block of a page: a scale each, and the rules."""
 
-    Args:
-        out: The folder of the scales.
-        pictures: Directory for the pictures, beside the page.
-    """
-    return {
-        "recipes-quick": lambda: _block(out, pictures, "quick"),
-        "recipes-standard": lambda: _block(out, pictures, "standard"),
-        "recipes-rules": lambda: rules("standard").markdown(),
-        "recipes-table": lambda: _largest(out),
-    }
+    def block(scale: str) -> str:
+        found = standings(Store(out / scale), scale)
+        name = f"recipes-{scale}"
+        return parts.markdown([parts.Figure(figure(found, scale), name), *_shown(found)], pictures) if found else NONE
+
+    made = {f"recipes-{scale}": partial(block, scale) for scale in ("quick", "standard")}
+    return {**made, "recipes-rules": lambda: rules("standard").markdown()}
 
 
-def _block(out: Path, pictures: Path, scale: str) -> str:
-    found = standings(Store(out / scale), scale)
-    if not found:
-        return NONE
-    name = f"recipes-{scale}.svg"
-    draw(figure(found, scale), pictures / name)
-    return f"![Gain of each recipe in margins]({pictures.name}/{name})\n\n{_section(found)}"
+def _shown(found: Sequence[Standing]) -> list[Block]:
+    """The tables, below each a point for each sentence."""
+    shown: list[Block] = [summed_up(found)]
+    for own in (table(found), losses(found)):
+        shown += [own, Notes(tuple(f"{part.rstrip('.')}." for part in own.note.split(". ")))]
+    return shown
 
 
-def _largest(out: Path) -> str:
-    for scale in reversed(list(SCALES)):
-        if found := standings(Store(out / scale), scale):
-            return f"{table(found).markdown()}\n{table(found).note}"
-    return NONE
-
-
-def _section(found: Sequence[Standing]) -> str:
-    shown, behind = table(found), losses(found)
-    return f"{summed_up(found)}\n\n{shown.markdown()}\n{_wrapped(shown.note)}\n\n{behind.markdown()}\n{_wrapped(behind.note)}\n"
-
-
-def _wrapped(text: str) -> str:
-    """A point for each sentence."""
-    return "\n".join(f"- {part.rstrip('.')}." for part in text.split(". "))
-
-
-def _measured(own: Standing) -> str:
-    return f"{TITLES.get(own.recipe.metric, own.recipe.metric)} {'↑' if own.recipe.higher else '↓'}"
+def _title(own: Standing) -> str:
+    return str(NOTES["titles"].get(own.recipe.metric, own.recipe.metric))
 
 
 def _scaled(own: Standing, value: float) -> float:
     """In per cent where the quantity is a share."""
-    return 100 * value if "%" in TITLES.get(own.recipe.metric, "") else value
+    return 100 * value if "%" in _title(own) else value
 
 
 def _mean(own: Standing, sample: Sample) -> str:
@@ -183,7 +143,3 @@ def _signed(value: float) -> str:
 
 def _p(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.2g}"
-
-
-def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

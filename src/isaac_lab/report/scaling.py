@@ -1,13 +1,14 @@
 """What ζ* would cost on large GPTs: tables from the model, and the checks of it from their record."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from isaac_lab.report.docs import wrapped
-from isaac_lab.report.parts import made_by
+from isaac_lab.report import WORDS
+from isaac_lab.report.docs import Blocks, wrapped
+from isaac_lab.report.parts import Source
 from isaac_lab.report.tables import Table, table
 from isaac_lab.scaling.compute import plain_seconds
 from isaac_lab.scaling.overhead import AUTOMATIC, LIMIT, Overhead, best, overhead
@@ -16,45 +17,29 @@ from isaac_lab.scaling.storage import plain_memory
 
 Record = dict[str, Any]
 
+NOTES = WORDS["scaling"]
 EVERY_ROW = Setting()
 #: A running average, and half of the whitening.
 AVERAGED = Setting(when="step", decay=0.9, refresh=20, power=0.5)
 RARE = Setting(when="step", max_rows=256, refresh=100, tf32=True)
 COMPARED = (
     AUTOMATIC,
-    Setting(max_rows=256),
-    Setting(sharing="reduce"),
-    EVERY_ROW,
-    Setting(tf32=True),
-    Setting(when="step", tf32=True),
-    Setting(when="step", decay=0.9, refresh=20, tf32=True),
-    Setting(when="step", decay=0.9, refresh=20, power=0.5, tf32=True),
-    RARE,
-    dataclasses.replace(RARE, exclude=("down",)),
+    *(Setting(**own | {"exclude": tuple(own.get("exclude", ()))}) for own in NOTES["compared"]),
 )
-COSTS = ("Communication", "Bytes sent", "GB", "Memory")
-TOKENS = (4096, 8192, 16384, 32768, 65536)
+COSTS = ("Compute", "Communication", "Bytes sent", "GB", "Memory")
 #: Of checks; the page says what each is.
 KINDS = ("flops", "traffic", "memory", "communication", "time", "device")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the page is about.
-
-    Args:
-        machine: The GPU.
-        shapes: The models.
-        gpus: Numbers of GPUs.
-        work: The rest of the workload.
-        limit: The share that should not be passed.
-    """
+    """What the page is about."""
 
     machine: Machine
     shapes: tuple[Shape, ...]
     gpus: tuple[int, ...]
     work: Workload
-    limit: float = LIMIT
+    limit: float = LIMIT  # the share that should not be passed
 
     @property
     def middle(self) -> int:
@@ -68,29 +53,29 @@ class Plan:
 
 @dataclass(frozen=True)
 class Cell:
-    """One model on a number of GPUs.
-
-    Args:
-        shape: The model.
-        gpus: How many.
-        seconds: Of a plain step.
-        bytes: Of a plain step on one GPU, at its peak.
-        fits: Whether the plain step does.
-        automatic: What `attach(model)` adds.
-        setting: The one that stays below the limit or, if there is none, the fastest that fits; None if none does.
-        reached: Whether it stays below the limit in time and bytes sent.
-        cost: What it adds.
-    """
+    """One model on a number of GPUs."""
 
     shape: Shape
     gpus: int
-    seconds: float
-    bytes: float
-    fits: bool
-    automatic: Overhead
-    setting: Setting | None = None
-    reached: bool = False
-    cost: Overhead | None = None
+    seconds: float  # of a plain step
+    bytes: float  # of a plain step on one GPU, at its peak
+    automatic: Overhead  # what `attach(model)` adds
+    setting: Setting | None  # the one that stays below the limit or else the fastest that fits, if any does
+    reached: bool  # whether it stays below the limit in time and bytes sent
+    cost: Overhead | None  # what it adds
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plain step does."""
+        return self.automatic.plain_fits
+
+    @property
+    def said(self) -> str:
+        """The setting in words; all of them are with TF32."""
+        if self.setting is None:
+            return "none fits" if self.fits else "the plain step does not fit"
+        words = dataclasses.replace(self.setting, tf32=False).words
+        return words if self.reached else f"none; fastest: {words}"
 
 
 def cells(plan: Plan) -> list[Cell]:
@@ -101,144 +86,97 @@ def cells(plan: Plan) -> list[Cell]:
 def cell(shape: Shape, work: Workload, plan: Plan) -> Cell:
     """One model with one workload."""
     automatic = overhead(shape, work, AUTOMATIC, plan.machine)
-    plain = plain_seconds(shape, work, plan.machine), sum(plain_memory(shape, work))
-    found = Cell(shape, work.gpus, *plain, automatic.plain_fits, automatic)
-    if not found.fits:
-        return found
-    reached, fastest = best(shape, work, plan.machine, limit=plan.limit)
+    fits = automatic.plain_fits
+    reached, fastest = best(shape, work, plan.machine, limit=plan.limit) if fits else (None, None)
     setting = reached or fastest
     cost = None if setting is None else overhead(shape, work, setting, plan.machine)
-    return dataclasses.replace(found, setting=setting, reached=reached is not None, cost=cost)
+    plain = plain_seconds(shape, work, plan.machine), sum(plain_memory(shape, work))
+    return Cell(shape, work.gpus, *plain, automatic, setting, reached is not None, cost)
 
 
 def automatic(found: Sequence[Cell], limit: float) -> Table:
     """Plain steps, and what `attach(model)` adds."""
-    headings = ["Model", "GPUs", "Plain step", "Plain GB", "Compute", *COSTS]
     body = []
     for one in found:
         line = [one.shape.name, str(one.gpus), _seconds(one.seconds), f"{one.bytes / 1e9:.1f}"]
-        body.append([*line, *(_costs(one.automatic, limit) if one.fits else ["does not fit", *[""] * len(COSTS)])])
-    return table(headings, body, ("Model",))
+        body.append(line + (_costs(one.automatic, limit) if one.fits else ["does not fit"]))
+    return table(["Model", "GPUs", "Plain step", "Plain GB", *COSTS], body, ("Model",))
 
 
 def chosen(found: Sequence[Cell], limit: float) -> Table:
     """What the settings below the limit add."""
-    headings = ["Model", "GPUs", f"Below {100 * limit:g} %: setting", "Compute", *COSTS]
-    body = []
-    for one in found:
-        line = [one.shape.name, str(one.gpus)]
-        if one.setting is None or one.cost is None:
-            body.append([*line, "none fits" if one.fits else "the plain step does not fit", *[""] * (1 + len(COSTS))])
-        else:
-            words = _chosen(one.setting)
-            body.append([*line, words if one.reached else f"none; fastest: {words}", *_costs(one.cost, limit)])
-    return table(headings, body, ("Model", headings[2]))
+    setting = f"Below {100 * limit:g} %: setting"
+    body = [[one.shape.name, str(one.gpus), one.said, *(_costs(one.cost, limit) if one.cost else [])] for one in found]
+    return table(["Model", "GPUs", setting, *COSTS], body, ("Model", setting))
 
 
 def _costs(cost: Overhead, limit: float) -> list[str]:
-    """Compute and `COSTS`."""
-    shares = [_marked(share, limit) for share in (cost.compute, cost.exposed, cost.moved)]
-    return [*shares, _gigabytes(cost), _marked(cost.memory, limit)]
+    """`COSTS`; what is not below the limit is strong."""
+    each = [(share, _percent(share)) for share in (cost.compute, cost.exposed, cost.moved, cost.memory)]
+    *shares, memory = [text if share < limit else f"**{text}**" for share, text in each]
+    return [*shares, _gigabytes(cost), memory]
 
 
-def _chosen(setting: Setting) -> str:
-    """A candidate in words; all of them are with TF32."""
-    return dataclasses.replace(setting, tf32=False).words
-
-
-def _marked(share: float, limit: float) -> str:
-    return _percent(share) if share < limit else f"**{_percent(share)}**"
-
-
-def blocks(plan: Plan, record: Record, command: str) -> dict[str, Callable[[], str]]:
-    """What fills each block of the page.
-
-    Args:
-        plan: What it is about.
-        record: What `tests/scaling/scaling_checks.py` wrote.
-        command: The command that fills the page.
-    """
+def blocks(plan: Plan, record: Record, command: str) -> Blocks:
+    """From the model, and from the record that `tests/scaling/scaling_checks.py` wrote; `command` fills the page."""
     found = cells(plan)
     return {
         "plan": lambda: _about(plan, command),
         "summary": lambda: _summary(plan, found),
         "automatic": lambda: automatic(found, plan.limit).markdown(),
         "chosen": lambda: chosen(found, plan.limit).markdown(),
-        "settings": lambda: _comparison(plan),
+        "settings": lambda: _settings(plan),
         "tokens": lambda: _tokens(plan),
         "assumptions": lambda: _assumptions(plan),
         **{f"checks-{kind}": partial(_checks, record, kind) for kind in KINDS},
-        "record": lambda: made_by("results/scaling/checks.json", record),
+        "record": lambda: Source.of(["results/scaling/checks.json"], [record]).markdown,
     }
 
 
 def _about(plan: Plan, command: str) -> str:
-    work = plan.work
+    work, ends = plan.work, {"first": plan.gpus[0], "last": plan.gpus[-1], "machine": plan.machine.name}
     micro = "one micro-batch" if work.micro_batches == 1 else f"{work.micro_batches} micro-batches"
-    return wrapped(
-        f"On {plan.gpus[0]} to {plan.gpus[-1]} GPUs, each an {plan.machine.name}, which sees {work.tokens:,} tokens in "
-        f"sequences of {work.length:,}, in {micro} per step. The limit is {100 * plan.limit:g} %. Tables are filled by "
-        f"`{command}`; all of this can be set."
-    )
+    known = ends | {"tokens": work.tokens, "length": work.length, "micro": micro, "limit": 100 * plan.limit}
+    return wrapped(NOTES["about"].format(command=command, **known))
 
 
 def _summary(plan: Plan, found: Sequence[Cell]) -> str:
     fitting = [cell for cell in found if cell.fits]
-    added = [cell.automatic for cell in fitting]
-    every = [overhead(cell.shape, plan.at(cell.gpus), EVERY_ROW, plan.machine).time for cell in fitting]
-    reached = [cell for cell in fitting if cell.reached]
-    shares = [cost.time for cost in added], [cost.memory for cost in added]
+    shares = [cell.automatic.time for cell in fitting], [cell.automatic.memory for cell in fitting]
     times, memory = (f"{_percent(min(own))} to {_percent(max(own))}" for own in shares)
-    lines = [
-        f"`attach(model)` adds {times} of a step's time, {memory} of its memory, and nothing to what is sent.",
-        f"Every row (`damping=λ`, the paper's form) takes {1 + min(every):.0f} to {1 + max(every):.0f} times the plain step. "
-        f"It is made for small batches. At {plan.work.tokens:,} rows Gram matrices and inverses are in float64.",
-        f"Some setting adds less than {100 * plan.limit:g} % of the time in {len(reached)} of {len(fitting)} cells in which "
-        "the plain step fits.",
-    ]
-    return "\n".join(wrapped(line, "- ", "  ") for line in lines)
+    every = [1 + overhead(cell.shape, plan.at(cell.gpus), EVERY_ROW, plan.machine).time for cell in fitting]
+    known = {"times": times, "memory": memory, "least": min(every), "most": max(every), "tokens": plan.work.tokens}
+    known |= {"limit": 100 * plan.limit, "reached": sum(cell.reached for cell in fitting), "fitting": len(fitting)}
+    return "\n".join(wrapped(line.format(**known), "- ", "  ") for line in NOTES["summary"])
 
 
-def _both(settings: Sequence[Setting], plan: Plan) -> str:
-    """Two tables of settings by models: time, and memory."""
-    work, headings = plan.at(plan.middle), ["Setting", *(shape.name for shape in plan.shapes)]
+def _settings(plan: Plan) -> str:
+    """Two tables of settings by models, time and memory, and where the time goes."""
+    work, columns = plan.at(plan.middle), ["Setting", *(shape.name for shape in plan.shapes)]
     time, memory = [], []
-    for setting in settings:
+    for setting in COMPARED:
         costs = [overhead(shape, work, setting, plan.machine) for shape in plan.shapes]
         time.append([setting.words, *(_percent(cost.time) for cost in costs)])
         memory.append([setting.words, *(_gigabytes(cost) + ("" if cost.fits else " ✗") for cost in costs)])
-    return (
-        f"On {plan.middle} GPUs, time that is added:\n\n{table(headings, time, ('Setting',)).markdown()}\n"
-        f"GB that are added at the peak of one GPU; ✗: does not fit.\n\n{table(headings, memory, ('Setting',)).markdown()}"
-    )
-
-
-def _comparison(plan: Plan) -> str:
     largest = max(plan.shapes, key=lambda shape: shape.parameters)
-    terms = overhead(largest, plan.at(plan.middle), AUTOMATIC, plan.machine).seconds
+    terms = overhead(largest, work, AUTOMATIC, plan.machine).seconds
     share = 100 * terms["application"] / sum(terms.values())
-    words = (
-        f"With `attach(model)` at {largest.name}, {share:.0f} % of the added time is the application: 4 · 64 operations "
-        "for each weight, in float32 on tensor cores."
-    )
-    return f"{_both(COMPARED, plan)}\n{wrapped(words)}\n"
+    first, second = (table(columns, body, ("Setting",)).markdown() for body in (time, memory))
+    words = wrapped(NOTES["application"].format(model=largest.name, share=share))
+    return f"On {plan.middle} GPUs, {NOTES['time']}\n\n{first}\n{NOTES['memory']}\n\n{second}\n{words}\n"
 
 
 def _tokens(plan: Plan) -> str:
-    body = [[shape.name, *(_at_tokens(shape, tokens, plan) for tokens in TOKENS)] for shape in plan.shapes]
-    return f"On {plan.middle} GPUs:\n\n" + table(["Model", *(f"{tokens:,} tokens" for tokens in TOKENS)], body).markdown()
+    body = [[shape.name, *(_at_tokens(shape, tokens, plan) for tokens in NOTES["tokens"])] for shape in plan.shapes]
+    columns = ["Model", *(f"{tokens:,} tokens" for tokens in NOTES["tokens"])]
+    return f"On {plan.middle} GPUs:\n\n{table(columns, body).markdown()}"
 
 
 def _at_tokens(shape: Shape, tokens: int, plan: Plan) -> str:
     if tokens % plan.work.length:
         return "–"
     found = cell(shape, dataclasses.replace(plan.at(plan.middle), tokens=tokens), plan)
-    if not found.fits:
-        return "the plain step does not fit"
-    if found.setting is None or found.cost is None:
-        return "none fits"
-    cost = f"{_chosen(found.setting)}: {_percent(found.cost.time)}, {_gigabytes(found.cost)} GB"
-    return cost if found.reached else f"none; fastest: {cost}"
+    return found.said + (f": {_percent(found.cost.time)}, {_gigabytes(found.cost)} GB" if found.cost else "")
 
 
 def _assumptions(plan: Plan) -> str:
@@ -249,36 +187,32 @@ def _assumptions(plan: Plan) -> str:
 
 
 def _checks(record: Record, kind: str) -> str:
-    body = [
-        [check["what"], check["how"], _amount(check["predicted"], check["unit"]), _measured(check), _error(check)]
-        for check in record["checks"]
-        if check["kind"] == kind
-    ]
+    body = []
+    for check in record["checks"]:
+        if check["kind"] == kind:
+            predicted, measured = (_amount(check[name], check["unit"]) for name in ("predicted", "measured"))
+            within = f" ({check['low']:.2f}–{check['high']:.2f})" if "low" in check else ""
+            body.append(
+                [check["what"], check["how"], predicted, measured + within, _error(check["predicted"], check["measured"])]
+            )
     return table(["What", "How", "Predicted", "Measured", "Error"], body, ("What", "How")).markdown()
 
 
-def _measured(check: Mapping[str, Any]) -> str:
-    text = _amount(check["measured"], check["unit"])
-    return f"{text} ({check['low']:.2f}–{check['high']:.2f})" if "low" in check else text
-
-
-def _error(check: Mapping[str, Any]) -> str:
-    predicted, measured = check["predicted"], check["measured"]
-    if predicted == measured:
-        return "0"
-    if not measured:
-        return "–"
+def _error(predicted: float, measured: float) -> str:
+    if predicted == measured or not measured:
+        return "0" if predicted == measured else "–"
     share = predicted / measured - 1
     return "0" if abs(share) < 5e-7 else f"{100 * share:+.1f} %" if abs(share) >= 5e-4 else "< 0.1 %"
 
 
 def _amount(value: float, unit: str) -> str:
-    if unit in ("FLOP", "B"):
-        for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-            if abs(value) >= factor:
-                return f"{value / factor:.4g} {prefix}{unit}"
-        return f"{value:.4g} {unit}"
-    return f"{value:.3g} {unit}" if unit != "share" else f"{value:.2f}"
+    if unit == "share":
+        return f"{value:.2f}"
+    if unit not in ("FLOP", "B"):
+        return f"{value:.3g} {unit}"
+    factors = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    factor, prefix = next((own for own in factors if abs(value) >= own[0]), (1, ""))
+    return f"{value / factor:.4g} {prefix}{unit}"
 
 
 def _percent(share: float) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import rich.table
@@ -12,33 +12,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """Of a table.
+    """Of a table."""
 
-    Args:
-        cells: The first one is the row's heading.
-        ours: Whether it is about this library.
-        note: Stands in place of all cells but the first: why there are none.
-        marks: By the number of a cell, "good" or "bad".
-    """
-
-    cells: tuple[str, ...]
-    ours: bool = False
-    note: str = ""
-    marks: Mapping[int, str] = field(default_factory=dict)
+    cells: tuple[str, ...]  # the first one is the row's heading
+    ours: bool = False  # whether it is about this library
+    note: str = ""  # in place of all cells but the first: why there are none
+    marks: Mapping[int, str] = field(default_factory=dict)  # by the number of a cell, "good" or "bad"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings.
-
-    Args:
-        caption: What they are.
-        columns: The headings.
-        rows: In their order.
-        words: Numbers of the columns that hold words; all others hold numbers.
-        note: Below it, small: how to read it.
-        folded: Whether it has to be opened.
-    """
+    """Rows under headings: words in the columns that `words` numbers, numbers in all others. The note says how to read it."""
 
     kind: ClassVar[str] = "table"
     caption: str
@@ -46,7 +30,6 @@ class Table:
     rows: tuple[Row, ...]
     words: frozenset[int] = frozenset({0})
     note: str = ""
-    folded: bool = False
 
     def markdown(self) -> str:
         """As Markdown, ours bold, without caption and note."""
@@ -97,21 +80,19 @@ class Table:
         return replace(self, columns=tuple(self.columns[old] for old in places), rows=tuple(rows), words=words)
 
     def _html(self, row: Row, words: Callable[[str], str]) -> str:
-        first = f'<th scope="row">{words(row.cells[0])}</th>\n'
+        first, *others = enumerate(row.cells)
+        cells = "".join(
+            f"<td{self._class(place, cell, row.marks.get(place, ''))}>{words(_figures(cell))}</td>\n" for place, cell in others
+        )
         if row.note:
             cells = f'<td class="words note" colspan="{len(self.columns) - 1}">{words(row.note)}</td>\n'
-        else:
-            classes = [self._class(place, cell, row.marks.get(place, "")) for place, cell in enumerate(row.cells)]
-            named = list(zip(classes, row.cells, strict=True))[1:]
-            cells = "".join(f"<td{own}>{words(_figures(cell))}</td>\n" for own, cell in named)
         ours = ' class="ours"' if row.ours else ""
-        return f"<tr{ours}>\n{first}{cells}</tr>\n"
+        return f'<tr{ours}>\n<th scope="row">{words(first[1])}</th>\n{cells}</tr>\n'
 
     def _class(self, place: int, cell: str = "", mark: str = "") -> str:
         """Words are to the left, and long ones have room."""
-        parts = ["words"] if place in self.words else []
-        parts += ["wide"] if place in self.words and len(cell) > 24 else []
-        names = " ".join([*parts, *([mark] if mark else [])])
+        known = {"words": place in self.words, "wide": place in self.words and len(cell) > 24, mark: bool(mark)}
+        names = " ".join(name for name, there in known.items() if there)
         return f' class="{names}"' if names else ""
 
     def _whole(self, row: Row) -> tuple[str, ...]:
@@ -121,12 +102,24 @@ class Table:
 
 
 def table(
-    columns: Sequence[str], body: Iterable[Sequence[str]], words: Iterable[str] | None = None, caption: str = ""
+    columns: Sequence[str],
+    body: Iterable[Row | Sequence[str]],
+    words: Iterable[str] | None = None,
+    caption: str = "",
+    note: str = "",
 ) -> Table:
-    """From headings and cells; `words` names the columns that hold words, all of them unless given."""
+    """From headings and rows or cells; `words` names the columns that hold words, all of them unless given."""
     named = set(columns) if words is None else set(words)
     places = frozenset(place for place, heading in enumerate(columns) if heading in named)
-    return Table(caption, tuple(columns), tuple(Row(tuple(cells)) for cells in body), places)
+    rows = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in body)
+    return Table(caption, tuple(columns), rows, places, note)
+
+
+def spread(found: Mapping[str, Any], style: str, coarse: str = "") -> str:
+    """Mean ± deviation of a sample, the deviation in a style of its own where there is one; a dash for nothing."""
+    if found["mean"] is None:
+        return "–"
+    return f"{found['mean']:{style}}" + ("" if found["std"] is None else f" ± {found['std']:{coarse or style}}")
 
 
 def _one_line(cell: str) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from isaac_lab.record import Record
 from isaac_lab.report.parts import Source
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
@@ -11,34 +10,25 @@ from isaac_lab.studies.paper.recipe import Outcome
 DATA = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "digits of 8 × 8 (not the paper's data)"}
 
 
-def _name(about: Mapping[str, Any]) -> str:
-    # Groups of runs that were converted have the name beside its checksum.
-    found = about.get("data", "")
-    return str(found["name"] if isinstance(found, Mapping) else found)
-
-
-def data_of(records: Iterable[Record]) -> str:
-    """The data sets, for people."""
-    return " and ".join(DATA.get(name, name) for name in dict.fromkeys(_name(record.about) for record in records) if name)
-
-
 def setting(view: View) -> str:
     """One line: data, scale, epochs, batch, seeds, and settings that are not the recipe's."""
     records = [record for outcome in view.outcomes for record in outcome.all()]
     trials = [record.trial for record in records]
-    parts = [data_of(records) or "no data", f"scale “{view.scale.name}”"]
-    epochs = sorted({trial.points for trial in trials})
-    batches = sorted({int(trial.get("batch", 60)) for trial in trials})
-    seeds = len({trial.seed for trial in trials})
-    examples = sorted({int(trial.get("examples", 0)) for trial in trials} - {0})
-    parts += [f"{_listed(epochs)} epoch{'' if epochs == [1] else 's'}", f"batch {_listed(batches)}"] if trials else []
-    parts += [f"{_listed(examples)} training examples"] if examples else []
-    parts += [f"{seeds} seed{'' if seeds == 1 else 's'}"] if trials else []
-    smaller = sum(outcome.smaller for outcome in view.outcomes)
-    parts += [f"{smaller} with a smaller rate, where the chosen one diverges"] if smaller else []
+    # Groups of runs that were converted have the name beside its checksum.
+    known = [record.about.get("data", "") for record in records]
+    names = dict.fromkeys(str(found["name"] if isinstance(found, Mapping) else found) for found in known)
+    parts = [" and ".join(DATA.get(name, name) for name in names if name) or "no data", f"scale “{view.scale.name}”"]
+    if trials:
+        epochs, seeds = sorted({trial.points for trial in trials}), len({trial.seed for trial in trials})
+        parts.append(f"{_listed(epochs)} epoch{'' if epochs == [1] else 's'}")
+        parts.append(f"batch {_listed(sorted({int(trial.get('batch', 60)) for trial in trials}))}")
+        examples = sorted({int(trial.get("examples", 0)) for trial in trials} - {0})
+        parts += [f"{_listed(examples)} training examples"] if examples else []
+        parts.append(f"{seeds} seed{'' if seeds == 1 else 's'}")
+    if smaller := sum(outcome.smaller for outcome in view.outcomes):
+        parts.append(f"{smaller} with a smaller rate, where the chosen one diverges")
     settings = sorted({text for about in view.about.values() for text in about.get("settings", ())})
-    parts += [f"with {', '.join(settings)}"] if settings else []
-    return " · ".join(parts)
+    return " · ".join([*parts, *([f"with {', '.join(settings)}"] if settings else [])])
 
 
 def _listed(numbers: Iterable[int]) -> str:
