@@ -124,7 +124,7 @@ def _divide(g: Tensor, input: Tensor, mask: Tensor | None, site: ConditionedLaye
     if relative == "largest":
         damping = relative_damping(counts.amax() / total, damping)
     elif relative:
-        damping = damping / len(counts)  # one-hot rows as wide as the vocabulary have that mean square
+        damping = damping * (1 / len(counts))  # one-hot rows as wide as the vocabulary have that mean square
     factors = (counts / (total * damping)).add_(1).reciprocal_()
     if run.options.keep_norm:
         factors = factors * _lengthening(g, factors, counts, tokens)
@@ -159,8 +159,7 @@ def _scaled(g: Tensor, factors: Tensor, tokens: Tensor) -> Tensor:
     if torch.is_grad_enabled() or not has_values(g) or not g.is_contiguous():
         return (g * factors[:, None]).to(g.dtype)
     # The vocabulary may be much longer than the text. A token that occurs twice is written twice, with the same numbers.
-    wide = torch.promote_types(g.dtype, torch.float32)
-    done = g.index_select(0, tokens) * factors.index_select(0, tokens).to(wide)[:, None]
+    done = g.index_select(0, tokens) * factors.index_select(0, tokens)[:, None]
     return g.index_copy_(0, tokens, done.to(g.dtype))
 
 
