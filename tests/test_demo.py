@@ -1,6 +1,12 @@
 """The demo on a photograph: its rates are those of the committed search, and what it shows is what its records say."""
 
+import importlib.metadata
+import math
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean
 
@@ -12,6 +18,7 @@ from isaac_lab.cli import app
 from isaac_lab.record import Store
 from isaac_lab.report import demo as report
 from isaac_lab.report import docs
+from isaac_lab.studies import demo
 from isaac_lab.studies.demo import METHODS, arms, chosen, searched
 from isaac_lab.study import outstanding, resolve
 
@@ -75,7 +82,52 @@ def test_the_page_shows_what_the_records_say(tmp_path: Path) -> None:
         assert drawn.read_bytes() == (ROOT / "docs" / "figures" / drawn.name).read_bytes()
 
 
-def test_only_the_digits_take_epochs() -> None:
-    result = CliRunner().invoke(app, ["demo", "--epochs", "3"])
+def test_methods_take_turns_within_a_seed() -> None:
+    due = outstanding(arms(2), Store(Path("nothing is here")))
+    assert due == [method.trial(seed) for seed in (0, 1) for method in METHODS]
+
+
+def test_piped_output_has_no_control_codes(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
+    for name in ("trials.jsonl", "times.jsonl"):
+        shutil.copyfile(RECORDS / name, tmp_path / name)
+    command = [sys.executable, "-m", "isaac_lab", "demo", "--seeds", str(SEEDS), "--out", str(tmp_path)]
+    # ASCII is the poorest terminal there is: the table must survive it too.
+    environment["PYTHONIOENCODING"] = "ascii"
+    finished = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert re.search(rb"[^\x20-\x7e\n\r]", finished.stdout) is None
+    assert b"Adam + ISAAC" in finished.stdout
+    assert finished.stderr == b""
+
+
+@pytest.mark.parametrize("value", ["0", "-3"])
+def test_a_count_below_one_is_refused_by_name_and_value(value: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["demo", "--seeds", value, "--out", str(tmp_path)])
     assert result.exit_code == 2
-    assert "isaac-newton demo digits" in result.output
+    assert f"'--seeds': must be at least 1, got {value}" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "train", lambda *_, **__: pytest.fail("trained before looking at --out"))
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file" / "demo")])
+    assert result.exit_code == 2
+    assert "--out" in result.output
+    assert "cannot write to" in result.output
+
+
+def test_the_demo_of_one_seed_leaves_runs_versions_and_finite_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "STEPS", 4)
+    monkeypatch.setattr(demo, "POINTS", 2)
+    monkeypatch.setattr(demo, "FRAMES", (2, 4))
+    out = tmp_path / "new" / "directory"
+    result = CliRunner().invoke(app, ["demo", "--seeds", "1", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    for record in Store(out).records():
+        assert record.about["versions"]["torch"] == importlib.metadata.version("torch")
+        assert record.curve["step"] == [0, 2, 4]
+        assert all(math.isfinite(record.final(name)) for name in ("train_loss", "psnr"))
+        assert (record.seconds_per_step or 0) > 0
+    (call,) = Store(out).about["calls"]
+    assert (call["runs"], call["command"]) == (4, "isaac-newton demo --seeds 1")

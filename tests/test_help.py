@@ -1,5 +1,7 @@
 """The help of every command can be read on a terminal of 80 columns: no name is cut, no line too long."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+import isaac_newton
 from isaac_lab.cli import app
 
 
@@ -39,3 +42,15 @@ def test_help_fits_into_eighty_columns_and_names_every_option(path: tuple[str, .
         assert option.help
     for name in getattr(COMMANDS[path], "commands", {}):
         assert name in words
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    program = "import sys, isaac_lab.cli; print({'torch', 'vl_convert'} & set(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "set()"
+
+
+def test_the_version_is_that_of_the_library() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output == f"isaac-newton {isaac_newton.__version__}\n"

@@ -47,7 +47,7 @@ for one in ones:
         try:
             module = importlib.import_module(f"isaac_lab.{study}")
             if study == "commands.demo":
-                module.demo("digits", 1, 1, out=module.Path(sys.argv[3]))
+                module.demo(seeds=1, out=module.Path(sys.argv[3]))
         except ModuleNotFoundError as error:
             print(one, study, f"isaac_lab.{one}" in str(error))
         else:
