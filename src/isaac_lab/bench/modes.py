@@ -17,13 +17,7 @@ NOT_CAPTURED = ("paper", "kfac")
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to execute a step.
-
-    Args:
-        device: "cpu" or "cuda".
-        threads: Threads that torch computes with.
-        captured: Whether the whole step is one CUDA graph, by `isaac_newton.capture`.
-    """
+    """One way to execute a step; `captured`: the whole of it is one CUDA graph, by `isaac_newton.capture`."""
 
     device: str
     threads: int = 1

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from isaac_lab.bench import counting, memory, timing
-from isaac_lab.bench.grid import GRID_METHODS, grid_problem
-from isaac_lab.bench.models import MODEL_METHODS, device_work, models
+from isaac_lab.bench.models import MODEL_METHODS, models
 from isaac_lab.bench.modes import Mode, modes
-from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, resnet
-from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
+from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, panel, resnet
+from isaac_lab.bench.steps import BASELINE, GRID_METHODS, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
 from isaac_lab.products import float32_products
 from isaac_lab.records import origin
 
@@ -26,18 +26,9 @@ SCALING_METHODS = (BASELINE, "zeta_star")
 
 @dataclass(frozen=True)
 class Plan:
-    """What the options of the command line say.
+    """What the options of the command line say, by their names there; all models and methods if none is named.
 
-    Args:
-        device: "cpu" or "cuda".
-        threads: Threads that torch computes with.
-        rounds: How often the methods take turns.
-        models: Of Table 2 or of "models"; all if none is named.
-        methods: Likewise; the plain gradient always comes first.
-        damping: λ.
-        memory: Whether Table 2 measures peak memory too.
-        budget: Seconds that one point of the scaling curves may take; larger ones are left out.
-        tick: Called with the name of what is being measured and by how much of a case the work has advanced.
+    `tick` is called with the name of what is being measured and by how much of a case the work has advanced.
     """
 
     device: str = "cpu"
@@ -49,6 +40,15 @@ class Plan:
     memory: bool = True
     budget: float = 60.0
     tick: Callable[[str, float], object] = lambda what, advance: None
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """How every step is executed."""
+        return modes(self.device, self.threads)
+
+    def chosen(self, known: Mapping[str, Method]) -> dict[str, Method]:
+        """Of these methods those that are named, in their order, and the plain gradient."""
+        return {name: known[name] for name in known if name in (BASELINE, *(self.methods or known))}
 
 
 def choose(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
@@ -67,10 +67,9 @@ def named(kind: str, device: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def table2(plan: Plan) -> Iterator[Record]:
     """Time and peak memory of a step for the models and methods of the paper's Table 2."""
-    names = plan.models or tuple(TABLE2)
-    methods = {name: METHODS[name] for name in (BASELINE, *(plan.methods or METHODS))}
-    options = f" --models {','.join(names)} --methods {','.join(methods)}" + ("" if plan.memory else " --no-memory")
-    for mode in modes(plan.device, plan.threads):
+    names, methods = plan.models or tuple(TABLE2), plan.chosen(METHODS)
+    options = _options(names, methods) + ("" if plan.memory else " --no-memory")
+    for mode in plan.modes:
         cases = []
         for name in names:
             case = _time(TABLE2[name], methods, mode, plan, limit=SLOWEST_STEP)
@@ -84,29 +83,33 @@ def table2(plan: Plan) -> Iterator[Record]:
 def scaling(plan: Plan) -> Iterator[Record]:
     """ζ* over the plain gradient by batch size and by width, beside the ratio of the multiply-adds."""
     methods = {name: METHODS[name] for name in SCALING_METHODS}
-    for mode in modes(plan.device, plan.threads):
+    curves = {"batch": [(batch, WIDTH) for batch in BATCHES], "width": [(BATCH, width) for width in WIDTHS]}
+    for mode in plan.modes:
         cases: list[Record] = []
         left_out: list[str] = []
-        for curve in ("batch", "width"):
-            previous: tuple[float, float] | None = None
-            for problem in _curve(curve):
-                work = counting.gradient(problem.sizes, problem.batch) + counting.conditioner(problem.sizes, problem.batch)
-                if previous is not None and _expected(work, previous, plan.rounds) > plan.budget:
-                    left_out.append(problem.title)
-                    plan.tick(problem.title, 1)
+        for curve, points in curves.items():
+            done, step = math.inf, 0.0
+            for batch, width in points:
+                sizes, title = (width,) * 4, f"batch {batch}, width {width}"
+                problem = chain(sizes, batch, name=f"batch{batch}-width{width}", title=title)
+                work = counting.gradient(sizes, batch) + counting.conditioner(sizes, batch)
+                # What this point will take, from the one before it and the multiply-adds of both.
+                likely = step * max(1.0, work / done)
+                likely = timing.WARM_UP * likely + plan.rounds * max(likely, timing.TURN * len(methods))
+                if step and likely > plan.budget:
+                    left_out.append(title)
+                    plan.tick(title, 1)
                     continue
                 case = _time(problem, methods, mode, plan)
-                case |= {"curve": curve, "width": problem.sizes[0], "theory": counting.ratio(problem.sizes, problem.batch)}
-                cases.append(case)
-                seconds = [method["seconds_per_step"]["median"] for method in case["methods"] if "seconds" in method]
-                previous = (work, sum(seconds))
-        record = _record("scaling", mode, plan, cases, f" --budget {plan.budget:g}")
-        yield record | {"left_out": left_out}
+                cases.append(case | {"curve": curve, "width": width, "theory": counting.ratio(sizes, batch)})
+                done = work
+                step = sum(method["seconds_per_step"]["median"] for method in case["methods"] if "seconds" in method)
+        yield _record("scaling", mode, plan, cases, f" --budget {plan.budget:g}") | {"left_out": left_out}
 
 
 def shapes(plan: Plan) -> Iterator[Record]:
     """Networks with attention and convolutions."""
-    for mode in modes(plan.device, plan.threads):
+    for mode in plan.modes:
         problems = (encoder(), resnet(batch=32 if plan.device == "cpu" else 100))
         cases = [_time(problem, SHAPE_METHODS[problem.name], mode, plan) for problem in problems]
         yield _record("shapes", mode, plan, cases, "")
@@ -116,28 +119,27 @@ def user_models(plan: Plan) -> Iterator[Record]:
     """Models as people train them, eager and captured, with fused AdamW."""
     known = models(plan.device)
     problems = [known[name] for name in known if name in (plan.models or known)]
-    methods = {name: MODEL_METHODS[name] for name in MODEL_METHODS if name in (BASELINE, *(plan.methods or MODEL_METHODS))}
+    methods = plan.chosen(MODEL_METHODS)
     every = len(problems) == len(known) and len(methods) == len(MODEL_METHODS)
-    options = "" if every else f" --models {','.join(one.name for one in problems)} --methods {','.join(methods)}"
-    for mode in modes(plan.device, plan.threads):
+    for mode in plan.modes:
         cases = [_time(problem, methods, mode, plan) for problem in problems]
         # All times first: once a profiler was there, launches take longer for the rest of the process.
         for problem, case in zip(problems, cases, strict=True):
             _add_work(problem, case, mode, plan)
-        record = _record("models", mode, plan, cases, options)
+        record = _record("models", mode, plan, cases, "" if every else _options([one.name for one in problems], methods))
         record["settings"] |= {"optimizer": "AdamW, fused on a GPU", "damping": 0.1, "relative": True}
         yield record
 
 
 def grid(plan: Plan) -> Iterator[Record]:
     """Many networks at once, as in the grids of the paper; on the CPU only a few of them."""
-    for mode in modes(plan.device, plan.threads):
+    for mode in plan.modes:
         if plan.device == "cpu":
-            yield _record("grid", mode, plan, [_time(grid_problem(copies=4), GRID_METHODS, mode, plan)], "")
+            yield _record("grid", mode, plan, [_time(panel(copies=4), GRID_METHODS, mode, plan)], "")
             continue
-        cases = [_time(grid_problem(), GRID_METHODS, mode, plan)]
+        cases = [_time(panel(), GRID_METHODS, mode, plan)]
         with float32_products(tensor_cores=True):
-            cases.append(_time(grid_problem(), GRID_METHODS, mode, plan))
+            cases.append(_time(panel(), GRID_METHODS, mode, plan))
         cases[1] |= {"name": f"{cases[0]['name']}-tf32", "title": f"{cases[0]['title']}, products in TF32"}
         yield _record("grid", mode, plan, cases, "")
 
@@ -160,7 +162,7 @@ def case_count(kind: str, plan: Plan) -> int:
         "models": len(plan.models or models(plan.device)) if kind == "models" else 0,
         "grid": 1 if plan.device == "cpu" else 2,
     }
-    return cases[kind] * len(modes(plan.device, plan.threads))
+    return cases[kind] * len(plan.modes)
 
 
 def file_stem(record: Record) -> str:
@@ -177,26 +179,23 @@ def file_stem(record: Record) -> str:
     return "-".join(parts)
 
 
+def _options(names: Sequence[str], methods: Mapping[str, Method]) -> str:
+    return f" --models {','.join(names)} --methods {','.join(methods)}"
+
+
 def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Plan, limit: float = math.inf) -> Record:
     """Every method on one problem: raw times of each round, and their summary."""
     plan.tick(problem.title, 0)
-
-    def tick() -> None:
-        plan.tick(problem.title, 1 / plan.rounds)
-
     with mode.active():
         steps, skipped = mode.prepare(problem, methods, plan.damping)
         if BASELINE not in steps:
             raise RuntimeError(f"the plain step of {problem.title} {skipped[BASELINE]}")
+        tick = partial(plan.tick, problem.title, 1 / plan.rounds)
         timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait, tick=tick)
     skipped |= {name: f"left out: one step takes {seconds:.0f} s" for name, seconds in timings.too_slow.items()}
     found = timing.entries(timings.seconds, timings.steps_per_turn)
-    results = [
-        {"name": name, "skipped": skipped[name]}
-        if name in skipped
-        else {"name": name, **found[name], "seconds": timings.seconds[name]}
-        for name in methods
-    ]
+    measured = {name: {**entry, "seconds": timings.seconds[name]} for name, entry in found.items()}
+    results = [{"name": name, **({"skipped": skipped[name]} if name in skipped else measured[name])} for name in methods]
     return {"name": problem.name, "title": problem.title, "batch": problem.batch, "methods": results}
 
 
@@ -211,7 +210,7 @@ def _add_work(problem: Problem, case: Record, mode: Mode, plan: Plan) -> None:
             for _ in range(timing.WARM_UP + 1):
                 step()
         for name, step in steps.items():
-            timed[name] |= device_work(step, len(steps))
+            timed[name] |= memory.device_work(step, len(steps))
 
 
 def _add_memory(case: Record, mode: Mode, plan: Plan) -> None:
@@ -220,26 +219,9 @@ def _add_memory(case: Record, mode: Mode, plan: Plan) -> None:
             continue
         plan.tick(f"{case['title']}: memory", 0)
         if mode.device == "cuda":
-            peak = memory.cuda_peak(TABLE2[case["name"]], METHODS[method["name"]], damping=plan.damping)
+            method |= memory.cuda_peak(TABLE2[case["name"]], METHODS[method["name"]], damping=plan.damping)
         else:
-            peak = memory.cpu_peak(case["name"], method["name"], damping=plan.damping, threads=plan.threads)
-        method |= peak
-
-
-def _curve(curve: str) -> list[Problem]:
-    """The points of a curve, smallest first: three linear layers of one width."""
-    points = [(batch, WIDTH) for batch in BATCHES] if curve == "batch" else [(BATCH, width) for width in WIDTHS]
-    return [
-        chain((width,) * 4, batch, name=f"batch{batch}-width{width}", title=f"batch {batch}, width {width}")
-        for batch, width in points
-    ]
-
-
-def _expected(work: float, previous: tuple[float, float], rounds: int) -> float:
-    """Seconds that a point will take, from the one before it and the multiply-adds of both."""
-    done, seconds = previous
-    step = seconds * max(1.0, work / done)
-    return timing.WARM_UP * step + rounds * max(step, timing.TURN * len(SCALING_METHODS))
+            method |= memory.cpu_peak(case["name"], method["name"], damping=plan.damping, threads=plan.threads)
 
 
 def _record(kind: str, mode: Mode, plan: Plan, cases: list[Record], options: str) -> Record:

@@ -1,6 +1,8 @@
 """What is compared: for each method the same step (zero_grad, forward, backward, SGD), but for the gradient that it uses."""
 
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 import isaac_newton as isaac
 from isaac_lab.bench.formula import attach_formula
 from isaac_lab.methods.kfac import Kfac
+from isaac_lab.methods.optimizers import StackedSGD
 from isaac_lab.noise import GivenNormal, GivenUniform
 from isaac_lab.trial import Trial
 
@@ -79,6 +82,23 @@ def kfac(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
     return _descent(model, loss_fn, backward)
 
 
+def stacked(model: nn.Module, loss_fn: nn.Module, damping: float, *, inputs: bool, outputs: bool) -> Step:
+    """All networks of a list at once, as an ensemble, with a damping of the inputs, of the outputs, or none."""
+    given, drawn = damping if inputs else math.inf, damping if outputs else math.inf
+    ensemble = isaac.Ensemble(list(model.children()), damping=given, output_damping=drawn)
+    optimizer = StackedSGD(ensemble, [LEARNING_RATE] * ensemble.copies)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        output = ensemble(x)
+        losses = ensemble.losses(loss_fn, output, y)
+        ensemble.backward(losses, output, loss_fn)
+        optimizer.step()
+        return losses
+
+    return step
+
+
 #: The columns of the paper's Table 2; "paper" and "zeta_star" compute the same.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {BASELINE: gradient, "paper": paper, "zeta_star": attached(), "zeta": zeta, "kfac": kfac}
@@ -97,5 +117,13 @@ SHAPE_METHODS: Mapping[str, Mapping[str, Method]] = MappingProxyType(
             "zeta_star last layer": attached(layers="fc"),
             "zeta_star reduce": attached(sharing="reduce"),
         },
+    }
+)
+#: What is compared for many networks at once.
+GRID_METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        BASELINE: partial(stacked, inputs=False, outputs=False),
+        "zeta_star": partial(stacked, inputs=True, outputs=False),
+        "zeta": partial(stacked, inputs=True, outputs=True),
     }
 )
