@@ -31,7 +31,7 @@ def demo(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.record import Store
-        from isaac_lab.studies.calls import Means
+        from isaac_lab.studies.calls import Means, settled
         from isaac_lab.studies.demo import METHODS, arms, chosen, searched
     # Small matrices: a GPU helps only many processes.
     on = training.chosen_device(device or "cpu", needed=True)
@@ -55,6 +55,6 @@ def demo(
         return report.blocks(lambda: report.read(store, METHODS, seeds, on), pictures)
 
     timed = {method.name: method.trial(0) for method in METHODS}
-    train = training.settled(searched(seeds) if search else arms(seeds), store, {"id": "demo"}, timed)
+    train = settled(searched(seeds) if search else arms(seeds), store, {"id": "demo"}, timed)
     means = Means(training.how_to_train(command, on, data, workers, minutes))
     training.perform(training.Work(train, show, blocks), means, console, out, pages=fill)

@@ -26,14 +26,12 @@ def rates(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.record import Store
-        from isaac_lab.studies.calls import Means
+        from isaac_lab.studies.calls import Means, settled
         from isaac_lab.studies.rates import arms
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "rates", only_read=draw_only)
     command = training.command_line(["rates"], {"--scale": scale, "--device": on})
-    store, pairs = Store(out / scale), arms(scale)
-    timed = {arm.finals(None)[0].method: arm.finals(None)[0] for pair in pairs.values() for arm in pair}
-    every = [arm for pair in pairs.values() for arm in pair]
-    turn = 0.01 if scale == "smoke" else 0.1
+    store, every = Store(out / scale), [arm for pair in arms(scale).values() for arm in pair]
+    timed = {arm.finals(None)[0].method: arm.finals(None)[0] for arm in every}
 
     def show() -> None:
         from isaac_lab.report import rates as report
@@ -49,6 +47,6 @@ def rates(
 
         return report.blocks(out, pictures)
 
-    work = training.Work(training.settled(every, store, {"id": "rates", "scale": scale}, timed, turn), show, blocks)
+    train = settled(every, store, {"id": "rates", "scale": scale}, timed, turn=0.01 if scale == "smoke" else 0.1)
     means = Means(training.how_to_train(command, on, data, workers, minutes))
-    training.perform(work, means, console, out, draw_only=draw_only, pages=fill)
+    training.perform(training.Work(train, show, blocks), means, console, out, draw_only=draw_only, pages=fill)

@@ -1,6 +1,5 @@
 """`isaac-newton recipes`: public training scripts, the same with one line, and at the best of five rates."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,20 +27,20 @@ def recipes(
     """Train each recipe plain and with `isaac.attach(model)`, and say whether the line helped, did nothing or did harm."""
     console = Console()
     with console.status("Loading torch …"):
+        from isaac_lab.record import Store
         from isaac_lab.studies.calls import Means
-        from isaac_lab.studies.recipes import RecipeError, Request, chosen, run
+        from isaac_lab.studies.recipes import RecipeError, chosen, run
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "recipes", only_read=draw_only)
     training.use_encoder(model)
-    request = Request(out, scale, training.listed(recipes))
+    store = Store(out / scale)
     with training.named_errors(more={RecipeError: "--recipes"}):
-        chosen(request.recipes)
+        wanted = chosen(training.listed(recipes))
     options = {"--scale": scale, "--device": on, "--model": model and Path(model).name}
 
     def show() -> None:
         from isaac_lab.report import recipes as report
         from isaac_lab.studies.verdicts import summed_up
 
-        store = request.store
         found = report.write(store, scale)
         console.print(report.brief(found).terminal())
         training.say(console, summed_up(found))
@@ -54,6 +53,6 @@ def recipes(
 
         return report.blocks(out, pictures)
 
-    work = training.Work(lambda means: run(replace(request, means=means)), show, blocks, {RecipeError: "--out"})
+    work = training.Work(lambda means: run(wanted, store, scale, means), show, blocks, {RecipeError: "--out"})
     means = Means(training.how_to_train(training.command_line(["recipes"], options), on, data, workers, minutes))
     training.perform(work, means, console, out, draw_only=draw_only, pages=fill)

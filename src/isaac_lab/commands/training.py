@@ -18,10 +18,7 @@ from rich.console import Console
 # torch takes seconds to import and `--help` should not: the functions import it.
 if TYPE_CHECKING:
     from isaac_lab.executors import Call
-    from isaac_lab.record import Store
     from isaac_lab.studies.calls import Means
-    from isaac_lab.study import Arm
-    from isaac_lab.trial import Trial
 
 #: What fills which block of a page.
 Blocks: TypeAlias = Mapping[str, Callable[[], str]]
@@ -243,35 +240,3 @@ def perform(
         for page in pages or ():
             docs.fill(page, work.blocks(page.parent / "figures"))
     say(console, f"Done in {time.perf_counter() - started:.0f} s.")
-
-
-def settled(
-    arms: "Sequence[Arm]", store: "Store", about: Mapping[str, Any], timed: "Mapping[str, Trial]", turn: float = 0.1
-) -> "Callable[[Means], None]":
-    """What trains a study in one store, and then times its steps on this device, unless that is known.
-
-    Args:
-        arms: The study.
-        store: For its records.
-        about: What the store is told of the study; its "id" is its name.
-        timed: By name, whose steps are timed; the first is what ratios are relative to.
-        turn: Seconds of a turn.
-    """
-    from isaac_lab import times
-    from isaac_lab.studies.calls import calling, trainer
-    from isaac_lab.study import settle
-
-    def train(means: "Means") -> None:
-        call = means.call
-        # Matrices this small gain nothing from more threads than one, and the result does not depend on their number.
-        with times.threads(int(call.device == "cpu")), store.writing(call.command) as mended:
-            for said in mended:
-                means.say(said)
-            with calling(store, means, about) as trained:
-                settle(arms, store, trainer(store, means, trained, str(about["id"])))
-            if timed and call.device not in store.times():
-                means.say("the time of a step, methods taking turns")
-                found = times.measure(timed, device=call.device, rounds=5, turn=turn, folder=call.folder)
-                store.add_times(call.device, found)
-
-    return train

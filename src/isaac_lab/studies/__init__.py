@@ -1,1 +1,17 @@
 """The studies there are: the paper's figures and tables, the race, the recipes, and others, each a list of arms."""
+
+import hashlib
+import json
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+
+def rules(name: str) -> dict[str, Any]:
+    """What a file of rules beside the studies says."""
+    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+def hashed(*made_by: Any) -> str:
+    """The hash of the rules that runs are made by; every record carries it, and other rules make other runs."""
+    return hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Train what is due of a study, and write down who trained it."""
+"""Train what is due of a study, write down who trained it, and time its steps."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from isaac_lab import times
 from isaac_lab.executors import Call, run
 from isaac_lab.progress import Display
 from isaac_lab.record import Store
 from isaac_lab.records import origin
+from isaac_lab.study import Arm, settle
 from isaac_lab.trial import Trial
 
 
@@ -33,6 +35,19 @@ class Means:
         """A line for people."""
         if self.display is not None:
             self.display.say(what)
+
+    @contextmanager
+    def writing(self, store: Store) -> Iterator[None]:
+        """Be the only one who writes to a store; what a kill had torn is said."""
+        with store.writing(self.call.command) as mended:
+            for said in mended:
+                self.say(said)
+            yield
+
+    @property
+    def threads(self) -> int:
+        """Of small networks: matrices of theirs gain nothing from more than one, and no result depends on it; 0 for all."""
+        return int(self.call.device == "cpu")
 
 
 @contextmanager
@@ -70,5 +85,28 @@ def trainer(store: Store, means: Means, trained: Callable[[int], None], what: st
             run(due, store, means.call)
         finally:
             trained(len(due) - len(store.missing(due)))
+
+    return train
+
+
+def clock(
+    name: str, timed: Mapping[str, Trial], store: Store, means: Means, said: str, *, again: bool = False, **how: Any
+) -> None:
+    """Time the steps of these runs, methods taking turns, unless the store knows; ratios are relative to the first."""
+    if timed and (again or name not in store.times()):
+        means.say(said)
+        store.add_times(name, times.measure(timed, device=means.call.device, folder=means.call.folder, **how))
+
+
+def settled(
+    arms: Sequence[Arm], store: Store, about: Mapping[str, Any], timed: Mapping[str, Trial], turn: float = 0.1
+) -> Callable[[Means], None]:
+    """What trains a study in one store, and then times these steps on this device; `about` says its "id", which is its name."""
+
+    def train(means: Means) -> None:
+        with times.threads(means.threads), means.writing(store):
+            with calling(store, means, about) as trained:
+                settle(arms, store, trainer(store, means, trained, str(about["id"])))
+            clock(means.call.device, timed, store, means, "the time of a step, methods taking turns", rounds=5, turn=turn)
 
     return train

@@ -16,12 +16,12 @@ SEARCHED, SEARCH_SEED = "china", 1000
 
 @dataclass(frozen=True)
 class Method:
-    """How to train.
+    """How to train; `results/demo/photograph` has the record of the search.
 
     Args:
         name: For people.
         method: As `isaac_lab.method.find` knows it.
-        chosen: What the search chose; `results/demo/photograph` has its record.
+        chosen: What the search chose.
         first: Learning rates of the first round.
         fixed: What all of its runs have.
         second: The second learning rates that the second round tries, as multiples; with them fewer first ones.
@@ -97,13 +97,7 @@ def chosen(store: Store, seeds: int) -> tuple[Method, ...]:
 
 @dataclass(frozen=True)
 class Summary:
-    """One method over all seeds.
-
-    Args:
-        method: Which.
-        records: A run of each seed.
-        seconds: Of a step.
-    """
+    """One method: a run of each seed, and the seconds of a step."""
 
     method: Method
     records: Sequence[Record]

@@ -1,21 +1,18 @@
 """Who races and how: the rules as arms, with equally many tuning runs for everyone, and then fresh seeds."""
 
-import hashlib
-import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
 from isaac_lab.method import METHODS
 from isaac_lab.record import Record
+from isaac_lab.studies import hashed, rules
 from isaac_lab.study import Arm, Kept, Result, Search, resolve
 from isaac_lab.trial import Trial, Value
 
-_TEXT: Mapping[str, Any] = tomllib.loads((files(__package__) / "rules.toml").read_text(encoding="utf-8"))
+_TEXT: Mapping[str, Any] = rules("race/rules.toml")
 #: What all races share.
 RULES: Mapping[str, Any] = MappingProxyType(_TEXT["rules"])
 #: Of the Halton sequence, one for each dimension.
@@ -26,12 +23,9 @@ BELOW_ONE = ("beta2", "momentum")
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from one to another, evenly in their logarithm, or, just below 1, in that of their distance to it.
+    """Numbers evenly in their logarithm, or, just below 1, in that of their distance to it.
 
-    Args:
-        low: At the place 0.
-        high: At the place 1; there are places beyond.
-        below_one: Whether they lie just below 1.
+    `low` is at the place 0, `high` at the place 1; there are places beyond.
     """
 
     low: float
@@ -70,26 +64,11 @@ class Scale:
 
 @dataclass(frozen=True)
 class Course:
-    """The rules on one workload.
+    """The rules on one workload, as the file has them.
 
-    Args:
-        name: In the file, on the command line, of its folder.
-        source: Whose problem it is.
-        metric: What decides, a quantity of the workload.
-        target: A number, or the method whose mean it is.
-        smoke: At this scale: `steps`, and perhaps a `variant`.
-        standard: The same.
-        workload: In the registry; the name unless given.
-        higher: Whether more of the metric is better.
-        all: Whether everyone races, or those that race everywhere.
-        adaptive: Times the learning rates of methods that do not depend on the scale of the loss.
-        plain: Times those of methods that do.
-        schedule: Of the learning rate, after the warm-up.
-        warm_up: Share of the steps.
-        settings: Of all methods.
-        decay: Weight decay, "added" to the gradient or "decoupled".
-        conditioned: Settings of all methods with ISAAC.
-        published: By method, what its authors or users report of the metric.
+    `metric` is the quantity that decides, `target` a number or the method whose mean it is. Each scale has `steps`, and perhaps
+    a `variant`. `adaptive` and `plain` are times the learning rates of methods that do not and that do depend on the scale of
+    the loss. `settings` are of all methods, `conditioned` of those with ISAAC, `decay` by "added" and "decoupled".
     """
 
     name: str
@@ -114,8 +93,7 @@ class Course:
         """The hash of what a run is made by."""
         shared = {name: own for name, own in _TEXT.items() if name not in ("scales", "workloads")}
         own = {**vars(self), "smoke": None, "standard": None, scale.name: getattr(self, scale.name)}
-        made_by = json.dumps([shared, vars(scale), own], sort_keys=True)
-        return hashlib.sha256(made_by.encode()).hexdigest()[:12]
+        return hashed(shared, vars(scale), own)
 
     def blank(self, scale: Scale, network: str = "") -> Trial:
         """A run without a method's numbers, at the seed and on the split of searches."""
@@ -143,16 +121,9 @@ class Course:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A method in a race.
+    """A method in a race: what is tuned, with ranges as on a workload whose factors are 1, and `settings` that are not.
 
-    Args:
-        name: On the command line and in tables' records.
-        label: In tables and pictures.
-        method: A name that `method.find` knows.
-        search: What is tuned, with its range; the rate as on a workload whose factors are 1.
-        plain: Whether the learning rate depends on the scale of the loss.
-        settings: Those that are not tuned.
-        schedule: In place of the workload's.
+    `plain` says whether the learning rate depends on the scale of the loss; a `schedule` replaces the workload's.
     """
 
     name: str
@@ -171,10 +142,11 @@ class Entrant:
     def space(self, course: Course) -> dict[str, Range]:
         """What is tuned on a workload."""
         factors = {"learning_rate": course.plain if self.plain else course.adaptive, "second_rate": course.adaptive}
-        scaled = {name: factors.get(name, 1.0) for name in self.search}
-        return {
-            name: replace(own, low=scaled[name] * own.low, high=scaled[name] * own.high) for name, own in self.search.items()
-        }
+        found = {}
+        for name, own in self.search.items():
+            factor = factors.get(name, 1.0)
+            found[name] = replace(own, low=factor * own.low, high=factor * own.high)
+        return found
 
     def trial(self, course: Course, blank: Trial, places: Sequence[float]) -> Trial:
         """A run with the settings at these places of the ranges, in the order of `space`."""

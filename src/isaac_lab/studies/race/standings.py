@@ -56,13 +56,9 @@ def check(store: Store) -> None:
 
 
 def crossing(record: Run, quantity: str, target: float, *, higher: bool = False) -> float | None:
-    """The step at which a run first is at the target, on straight lines between measurements; None if it never is.
+    """The step at which a run is first at the target, from above, or from below where `higher` is better; None if it never is.
 
-    Args:
-        record: The run.
-        quantity: Which of its columns.
-        target: To be reached from above, or from below where `higher` is better.
-        higher: Whether more is better.
+    Between measurements lie straight lines.
     """
     sign = -1 if higher else 1
     before: tuple[float, float] | None = None
