@@ -62,8 +62,7 @@ def bench(
         _page(records, out or Path("docs/benchmarks.md"))
         return
     settings = {"threads": threads, "rounds": rounds, "damping": damping, "memory": memory, "budget": budget}
-    kinds = KINDS if what == "all" else (what,)
-    _measure(kinds, device, out or Path("out/bench"), models, methods, settings)
+    _measure(KINDS if what == "all" else (what,), device, out or Path("out/bench"), models, methods, settings)
 
 
 def _page(records: Path, out: Path) -> None:
@@ -84,18 +83,17 @@ def _page(records: Path, out: Path) -> None:
 def _measure(kinds: Sequence[str], device: Device, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.bench.modes import modes
         from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, choose, named
         from isaac_lab.report import benchmarks
     plan = Plan(device=device, **settings)
     try:
         option = "--device"
-        modes(plan.device, plan.threads)
-        option = "--models"
+        _ = plan.modes
         known = named(kinds[0] if len(kinds) == 1 else "table2", plan.device)
-        chosen = choose(models, known[0], "model")
+        option = "--models"
+        plan = replace(plan, models=choose(models, known[0], "model"))
         option = "--methods"
-        plan = replace(plan, models=chosen, methods=choose(methods, known[1], "method"))
+        plan = replace(plan, methods=choose(methods, known[1], "method"))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
     check_writable(out)
@@ -106,8 +104,6 @@ def _measure(kinds: Sequence[str], device: Device, out: Path, models: str, metho
         plan = replace(plan, tick=lambda what, advance: progress.update(task, description=what, advance=advance))
         for kind in kinds:
             # With "all" the names are Table 2's.
-            every = (
-                replace(plan, models=(), methods=named(kind, plan.device)[1]) if kind == "models" and len(kinds) > 1 else plan
-            )
+            every = replace(plan, models=(), methods=()) if kind == "models" and len(kinds) > 1 else plan
             for record in BENCHMARKS[kind](every):
                 benchmarks.show(record, out, console)

@@ -15,13 +15,8 @@ from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, Parcel
 from isaac_lab.data.files import DataError, contents
 from isaac_lab.report.tables import Table, table
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="The data: MNIST, CIFAR-10, GLUE and others; list, fetch, verify.",
-)
-
-
+HELP = "The data: MNIST, CIFAR-10, GLUE and others; list, fetch, verify."
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help=HELP)
 #: Data sets that consist of files, and groups of them.
 Choice: TypeAlias = Literal["mnist", "fashion-mnist", "cifar-10", "cola", "mrpc", "stsb", "diamonds", "glue", "all"]
 

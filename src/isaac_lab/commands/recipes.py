@@ -28,31 +28,27 @@ def recipes(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.record import Store
-        from isaac_lab.studies.calls import Means
         from isaac_lab.studies.recipes import RecipeError, chosen, run
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "recipes", only_read=draw_only)
-    training.use_encoder(model)
     store = Store(out / scale)
     with training.named_errors(more={RecipeError: "--recipes"}):
         wanted = chosen(training.listed(recipes))
-    options = {"--scale": scale, "--device": on, "--model": model and Path(model).name}
 
     def show() -> None:
-        from isaac_lab.report import recipes as report
         from isaac_lab.studies.verdicts import summed_up
 
+        report = training.report("recipes")
         found = report.write(store, scale)
         console.print(report.brief(found).terminal())
         training.say(console, summed_up(found))
-        training.say(
-            console, f"Picture: {store.folder / 'figure.png'}", f"Tables: {store.folder / 'table.md'}", f"Records: {store.path}"
-        )
+        training.say_files(console, store.folder, Picture="figure.png", Tables="table.md", Records="trials.jsonl")
 
-    def blocks(pictures: Path) -> training.Blocks:
-        from isaac_lab.report import recipes as report
-
-        return report.blocks(out, pictures)
-
-    work = training.Work(lambda means: run(wanted, store, scale, means), show, blocks, {RecipeError: "--out"})
-    means = Means(training.how_to_train(training.command_line(["recipes"], options), on, data, workers, minutes))
+    work = training.Work(
+        train=lambda means: run(wanted, store, scale, means),
+        show=show,
+        blocks=lambda pictures: training.report("recipes").blocks(out, pictures),
+        errors={RecipeError: "--out"},
+    )
+    options = {"--scale": scale, "--device": on, "--model": training.use_encoder(model)}
+    means = training.means(["recipes"], options, on, data, workers, minutes)
     training.perform(work, means, console, out, draw_only=draw_only, pages=fill)

@@ -1,6 +1,7 @@
 """What all commands that train have in common: their options, how they go from records to pages, and how they end."""
 
 import contextlib
+import importlib
 import os
 import shlex
 import signal
@@ -17,7 +18,6 @@ from rich.console import Console
 
 # torch takes seconds to import and `--help` should not: the functions import it.
 if TYPE_CHECKING:
-    from isaac_lab.executors import Call
     from isaac_lab.studies.calls import Means
 
 #: What fills which block of a page.
@@ -83,12 +83,13 @@ def chosen_device(device: Device | None, *, needed: bool) -> str:
     return device or ("cuda" if there else "cpu")
 
 
-def use_encoder(model: str) -> None:
-    """Say which encoder is trained, where the processes that train look for it too."""
+def use_encoder(model: str) -> str:
+    """Say which encoder is trained, where the processes that train look for it too; its name, without its place."""
     from isaac_lab.workloads import glue
 
     if model:
         os.environ[glue.ENCODER] = model
+    return Path(model).name
 
 
 def command_line(words: Sequence[str], options: Mapping[str, object]) -> str:
@@ -101,12 +102,15 @@ def command_line(words: Sequence[str], options: Mapping[str, object]) -> str:
     return shlex.join(found)
 
 
-def how_to_train(command: str, device: str, data: Path | None, workers: int, minutes: float | None) -> "Call":
-    """In this process or, where there are more workers than one, in theirs."""
+def means(
+    words: Sequence[str], options: Mapping[str, object], device: str, data: Path | None, workers: int, minutes: float | None
+) -> "Means":
+    """How to train: in this process or, where there are more workers than one, in theirs; and the command that says so."""
     from isaac_lab.executors import Call
+    from isaac_lab.studies.calls import Means
 
-    how = "processes" if workers > 1 else "local"
-    return Call(how, device, data, workers, until=deadline(minutes), command=command)
+    how, command = "processes" if workers > 1 else "local", command_line(words, options)
+    return Means(Call(how, device, data, workers, until=deadline(minutes), command=command))
 
 
 def place(given: Path | None, name: str = "", *, only_read: bool = True) -> Path:
@@ -131,6 +135,16 @@ def say(console: Console, *lines: str, prose: bool = False) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=not prose)
 
 
+def say_files(console: Console, folder: Path, **names: str) -> None:
+    """Where everything is, by what it is."""
+    say(console, *(f"{what}: {folder / name}" for what, name in names.items()))
+
+
+def report(name: str) -> Any:
+    """What shows records of this kind: a module that takes long to import, and may need what is not installed."""
+    return importlib.import_module(f"isaac_lab.report.{name}")
+
+
 @contextlib.contextmanager
 def goes_on(console: Console) -> Iterator[None]:
     """Ctrl-C, SIGTERM and the end of the time say that the same command goes on."""
@@ -140,14 +154,15 @@ def goes_on(console: Console) -> Iterator[None]:
         raise _TerminatedError
 
     before = signal.signal(signal.SIGTERM, terminate)
+    ends: dict[type[BaseException], tuple[str, int]] = {
+        KeyboardInterrupt: ("Stopped", INTERRUPTED),
+        _TerminatedError: ("Terminated", TERMINATED),
+        StoppedError: ("Time is up", STOPPED),
+    }
     try:
         yield
-    except (KeyboardInterrupt, _TerminatedError, StoppedError) as error:
-        why, code = {
-            KeyboardInterrupt: ("Stopped", INTERRUPTED),
-            _TerminatedError: ("Terminated", TERMINATED),
-            StoppedError: ("Time is up", STOPPED),
-        }[type(error)]
+    except tuple(ends) as error:
+        why, code = ends[type(error)]
         end = "Runs that have ended are kept, others go on from their last checkpoint: give the same command again."
         say(console, f"\n{why}. {end}")
         raise typer.Exit(code) from None
