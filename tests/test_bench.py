@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 
 import isaac_newton as isaac
 from isaac_lab.bench import counting, memory, runs, steps, timing
-from isaac_lab.bench.formula import zeta_star_as_printed
 from isaac_lab.bench.models import MODEL_METHODS
-from isaac_lab.bench.modes import Mode
 from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain
 from isaac_lab.bench.published import PAPER, paper_ratio
+from isaac_lab.bench.runs import Mode
+from isaac_lab.bench.steps import zeta_star_as_printed
 from isaac_lab.cli import app
 from isaac_lab.models import EncoderClassifier, ResNet18
 from isaac_lab.report import benchmarks

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from isaac_lab.bench.modes import Mode
 from isaac_lab.bench.problems import TABLE2, Problem
 from isaac_lab.bench.steps import METHODS, Method
+from isaac_lab.products import threads as with_threads
 
 WARM_UP = 3
 MARK = "measured step"
@@ -39,7 +39,7 @@ def _named_peak(model: str, method: str, damping: float, threads: int) -> dict[s
 def profiled_peak(problem: Problem, method: Method, *, damping: float, threads: int = 1) -> dict[str, int]:
     """The same in this process; everything that the method allocates must be allocated here."""
     with (
-        Mode("cpu", threads).active(),
+        with_threads(threads),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler,
     ):
         model, x, y = problem.make("cpu")

@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
+import isaac_newton
 from isaac_lab.bench import counting, memory, timing
 from isaac_lab.bench.models import MODEL_METHODS, models
-from isaac_lab.bench.modes import Mode, modes
 from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, panel, resnet
 from isaac_lab.bench.steps import BASELINE, GRID_METHODS, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
-from isaac_lab.products import float32_products
+from isaac_lab.products import float32_products, threads
 from isaac_lab.records import origin
 
 Record = dict[str, Any]
@@ -22,6 +25,68 @@ BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 WIDTH = 512
 SCALING_METHODS = (BASELINE, "zeta_star")
+
+
+#: Their inverses read an error flag back from the device, which a CUDA graph cannot.
+NOT_CAPTURED = ("paper", "kfac")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to execute a step; `captured`: the whole of it is one CUDA graph, by `isaac_newton.capture`."""
+
+    device: str
+    threads: int = 1
+    captured: bool = False
+
+    @property
+    def name(self) -> str:
+        """For file names and tables."""
+        if self.device == "cpu":
+            return f"cpu-{self.threads}thread{'' if self.threads == 1 else 's'}"
+        return f"{self.device}-{'captured' if self.captured else 'eager'}"
+
+    def wait(self) -> None:
+        """Until the device has done what it was told to."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def active(self) -> AbstractContextManager[None]:
+        """Compute with this mode's threads, afterwards with as many as before."""
+        return threads(self.threads)
+
+    def prepare(
+        self, problem: Problem, methods: Mapping[str, Method], damping: float
+    ) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+        """The step of each method, ready to be called, and why others have none."""
+        steps: dict[str, Callable[[], object]] = {}
+        skipped: dict[str, str] = {}
+        for name, method in methods.items():
+            if self.captured and name in NOT_CAPTURED:
+                skipped[name] = "cannot be captured: its inverse reads an error flag back from the device"
+                continue
+            try:
+                steps[name] = self._step(problem, method, damping)
+            except RuntimeError as error:
+                # Out of memory, or an operation that cannot be captured: a result too, and no reason to lose the others.
+                skipped[name] = f"failed: {str(error).splitlines()[0]}"
+        return steps, skipped
+
+    def _step(self, problem: Problem, method: Method, damping: float) -> Callable[[], object]:
+        model, x, y = problem.make(self.device)
+        step = method(model, problem.loss_fn, damping)
+        if self.captured:
+            step = isaac_newton.capture(step, x, y)
+        return lambda: step(x, y)
+
+
+def modes(device: str, threads: int) -> tuple[Mode, ...]:
+    """All modes of a device."""
+    if device == "cpu":
+        return (Mode("cpu", threads),)
+    if not torch.cuda.is_available():
+        raise ValueError("this machine has no CUDA device that torch can use; use --device cpu")
+    return Mode(device, threads), Mode(device, threads, captured=True)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import isaac_newton as isaac
-from isaac_lab.bench.formula import attach_formula
 from isaac_lab.methods.kfac import Kfac
 from isaac_lab.methods.optimizers import StackedSGD
 from isaac_lab.noise import GivenNormal, GivenUniform
@@ -50,8 +51,38 @@ def gradient(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
 
 def paper(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
     """ζ* by the printed formula with an explicit inverse."""
-    attach_formula(model, damping)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.__dict__["forward"] = partial(_as_printed, layer, damping)
     return gradient(model, loss_fn, damping)
+
+
+def zeta_star_as_printed(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], damping: float) -> Float[Tensor, "out in"]:
+    r"""Theorem 3 term by term: $g^\top \bigl(I - \tfrac{1}{λ} X (\tfrac{1}{λ} X + I)^{-1}\bigr) a$ with $X = a a^\top / b$."""
+    gram = a @ a.mT / a.shape[0]
+    identity = torch.eye(a.shape[0], device=a.device, dtype=a.dtype)
+    middle = identity - gram @ torch.inverse(gram / damping + identity) / damping
+    return g.mT @ middle @ a
+
+
+def _as_printed(layer: nn.Linear, damping: float, input: Tensor) -> Tensor:
+    output: Tensor = _Linear.apply(input, layer.weight, layer.bias, damping)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, damping: float) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.damping = damping
+        return F.linear(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        a, weight = ctx.saved_tensors
+        needs_input, _, needs_bias = ctx.needs_input_grad[:3]
+        grad_input = g @ weight if needs_input else None
+        return grad_input, zeta_star_as_printed(g, a, ctx.damping), g.sum(0) if needs_bias else None, None
 
 
 def attached(**options: Any) -> Method:

@@ -10,15 +10,11 @@ from isaac_lab.scaling.storage import plain_bytes_moved
 _TOGETHER = 16
 
 
-def _attention_flops(shape: Shape, work: Workload) -> float:
-    """Scores and mixing, forward and backward, of a step on one GPU."""
-    return 12 * work.micro_batches * work.tokens * work.length * shape.width * shape.depth * (0.5 if work.causal else 1.0)
-
-
 def plain_flops(shape: Shape, work: Workload) -> float:
-    """Of a plain step on one GPU: 6 for each weight of a linear layer and token, and attention."""
+    """Of a plain step on one GPU: 6 for each weight of a linear layer and token, and attention's scores and mixing."""
     weights = sum(layer.copies * layer.inputs * layer.outputs for layer in shape.layers)
-    return 6 * work.micro_batches * work.tokens * weights + _attention_flops(shape, work)
+    attention = 12 * work.length * shape.width * shape.depth * (0.5 if work.causal else 1.0)
+    return work.micro_batches * work.tokens * (6 * weights + attention)
 
 
 def plain_seconds(shape: Shape, work: Workload, machine: Machine) -> float:
@@ -33,7 +29,7 @@ class Op:
 
     Args:
         term: What it is for.
-        flops: Floating-point operations.
+        flops: Floating-point operations, of this `precision`.
         precision: Of them.
         traffic: Bytes that its operators read and write.
         replaces: The plain step does this too, in bf16: the difference in time counts, and no FLOPs.
@@ -49,8 +45,7 @@ class Op:
 
     def times(self, copies: int) -> "Op":
         """The same in several layers."""
-        amounts = self.flops * copies, self.precision, self.traffic * copies, self.replaces, self.columns * copies
-        return Op(self.term, *amounts)
+        return replace(self, flops=self.flops * copies, traffic=self.traffic * copies, columns=self.columns * copies)
 
     def seconds(self, machine: Machine, *, tf32: bool = False) -> float:
         """The slower of arithmetic, memory, and the chain of dependent columns."""
