@@ -29,7 +29,7 @@ class Op:
 
     Args:
         term: What it is for.
-        flops: Floating-point operations, of this `precision`.
+        flops: Floating-point operations.
         precision: Of them.
         traffic: Bytes that its operators read and write.
         replaces: The plain step does this too, in bf16: the difference in time counts, and no FLOPs.
