@@ -5,14 +5,15 @@ the runs in results/damping/digits; `--data mnist` does so for the classifier on
 again. docs/damping.md has the tables. The records behind them, results/damping/*.json, have the means alone.
 """
 
-import argparse
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import typer
 from rich.console import Console
 
 import isaac_newton as isaac
@@ -74,30 +75,26 @@ def _losses(arm: Arm, store: Store) -> dict[str, float]:
     return {rate: fmean(losses) for rate, losses in found.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is due, and print the best loss by damping."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=PROBLEMS, default="digits")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("results/damping"), help="folder of the records")
-    options = parser.parse_args(arguments)
-    data, store, sizes = options.data, Store(options.out / options.data), {"seeds": options.seeds, "epochs": options.epochs}
-    command = f"python -m isaac_lab.studies.dampings --data {data} --seeds {options.seeds} --epochs {options.epochs}"
-    console, results = Console(), []
+def main(
+    data: Literal["digits", "mnist", "fashion-mnist"] = "digits",
+    seeds: int = 2,
+    epochs: int = 5,
+    out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results/damping"),
+) -> None:
+    """Train every pair of λ and learning rate that has no record yet, and print the best loss by damping."""
+    command = f"python -m isaac_lab.studies.dampings --data {data} --seeds {seeds} --epochs {epochs}"
+    store, console, results = Store(out / data), Console(), []
     with threads(1), display(console) as shown:
         means = Means(Call(command=command, progress=shown), display=shown)
-        with means.writing(store), calling(store, means, {"id": "damping", **sizes}) as trained:
-            for problem in PROBLEMS[data]:
+        with means.writing(store), calling(store, means, {"id": "damping", "seeds": seeds, "epochs": epochs}) as trained:
+            for problem, optimizer in itertools.product(PROBLEMS[data], RATES):
                 own = suggested(data, problem)
-                for optimizer in RATES:
-                    every = arms(data, problem, optimizer, own, **sizes)
-                    settle(list(every.values()), store, trainer(store, means, trained, f"{problem}, {optimizer}"))
-                    losses = {key: _losses(arm, store) for key, arm in every.items()}
-                    results.append({"problem": problem, "optimizer": optimizer, "suggested": own, "losses": losses})
-    for line in table({"results": results}):
+                every = arms(data, problem, optimizer, own, seeds=seeds, epochs=epochs)
+                settle(list(every.values()), store, trainer(store, means, trained, f"{problem}, {optimizer}"))
+                losses = {key: _losses(arm, store) for key, arm in every.items()}
+                results.append({"problem": problem, "optimizer": optimizer, "suggested": own, "losses": losses})
+    for line in [*table({"results": results}), f"Records: {store.path}"]:
         console.print(line, markup=False, soft_wrap=True)
-    console.print(f"Records: {store.path}", markup=False, soft_wrap=True)
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
@@ -123,4 +120,4 @@ def _best(rates: Mapping[str, float | None]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

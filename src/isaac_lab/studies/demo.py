@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from isaac_lab.record import Record, Store
+from isaac_lab.studies import decides
 from isaac_lab.study import Arm, Search, by_seed, resolve
 from isaac_lab.trial import Trial, Value
 
@@ -52,7 +53,7 @@ class Method:
             own = {"learning_rate": best.learning_rate, "second_rate": float(best.get("second_rate", 0.0))}
             return [best, *(best.having(**{which: float(f"{own[which] * share:.6g}")}) for which, share in near)]
 
-        rounds = tuple(Search(candidates, lambda record: -record.final("psnr")) for candidates in (widely, closely))
+        rounds = tuple(Search(candidates, decides("psnr", higher=True)) for candidates in (widely, closely))
         return Arm(self.name, lambda best: [_final(best, seed) for seed in range(seeds)] if best else [], rounds)
 
     def _trial(self, **settings: Value) -> Trial:

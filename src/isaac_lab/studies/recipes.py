@@ -1,6 +1,5 @@
 """The recipe suite: public training scripts as they are, the same with one line, and as they are at the best of five rates."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -8,8 +7,8 @@ from typing import Any
 
 from isaac_lab.data.files import DataError
 from isaac_lab.products import threads
-from isaac_lab.record import Record, Store
-from isaac_lab.studies import hashed, rules
+from isaac_lab.record import Store
+from isaac_lab.studies import decides, finals, hashed, rules
 from isaac_lab.studies.calls import Means, calling, clock, trainer
 from isaac_lab.study import Arm, Search, resolve, settle
 from isaac_lab.trial import Trial
@@ -83,11 +82,6 @@ class Recipe:
         found: Budget = getattr(self, scale)
         return found
 
-    def value(self, record: Record) -> float:
-        """What decides in a search: lower is better, infinite where the run diverged."""
-        found = record.final(self.metric)
-        return -found if self.higher and math.isfinite(found) else found
-
 
 def _recipe(name: str, own: Mapping[str, Any]) -> Recipe:
     budgets: dict[str, Any] = {scale: Budget(**own[scale]) for scale in SCALES}
@@ -128,17 +122,14 @@ def arms(recipe: Recipe, scale: str, network: str = "") -> dict[str, Arm]:
         rules=_hash(recipe.name, scale),
     )
     rates = [own.having(learning_rate=float(f"{own.learning_rate * share:.6g}")) for share in RULES.rates[scale]]
-    search = Search(lambda _: [replace(trial, split="validation") for trial in rates], recipe.value)
+    validated = [replace(trial, split="validation") for trial in rates]
+    search = Search(lambda _: validated, decides(recipe.metric, higher=recipe.higher))
+    line, seeds = replace(own, method=own.method + LINE), range(RULES.first_seed, RULES.first_seed + RULES.seeds[scale])
     return {
-        "plain": Arm(f"{recipe.name} plain", lambda _: _seeds(own, scale)),
-        "line": Arm(f"{recipe.name} with the line", lambda _: _seeds(replace(own, method=own.method + LINE), scale)),
-        "tuned": Arm(f"{recipe.name} at its best rate", lambda best: _seeds(best, scale) if best else [], (search,)),
+        "plain": Arm(f"{recipe.name} plain", lambda _: finals(own, seeds)),
+        "line": Arm(f"{recipe.name} with the line", lambda _: finals(line, seeds)),
+        "tuned": Arm(f"{recipe.name} at its best rate", lambda best: finals(best, seeds), (search,)),
     }
-
-
-def _seeds(trial: Trial, scale: str) -> list[Trial]:
-    seeds = range(RULES.first_seed, RULES.first_seed + RULES.seeds[scale])
-    return [replace(trial, split="test", seed=seed) for seed in seeds]
 
 
 def chosen(names: Sequence[str]) -> list[Recipe]:

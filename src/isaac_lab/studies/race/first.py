@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from isaac_lab.method import METHODS
 from isaac_lab.record import Record, Store
+from isaac_lab.studies import finals
 from isaac_lab.studies.race.race import Entrant, Range
 from isaac_lab.study import Arm, Result, Search, resolve
 from isaac_lab.trial import Trial
@@ -35,7 +35,7 @@ def results(about: Mapping[str, Any], store: Store) -> dict[str, tuple[Entrant, 
     def arm(name: str) -> Arm:
         search = Search(lambda _: tuned.get(name, []), lambda record: ending(record, about["quantity"]))
         seeds = range(1, about["seeds"] + 1)
-        return Arm(name, lambda best: [replace(best, seed=seed) for seed in seeds] if best else [], (search,))
+        return Arm(name, lambda best: finals(best, seeds), (search,))
 
     names = [*RIVALS, *(f"isaac-{base}{how}" for how in ("", "-running") for base in TITLES)]
     there = [name for name in names if name in tuned or name in about["reasons"]]

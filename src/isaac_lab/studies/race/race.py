@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from isaac_lab.method import METHODS
-from isaac_lab.record import Record
-from isaac_lab.studies import hashed, rules
+from isaac_lab.studies import decides, finals, hashed, rules
 from isaac_lab.study import Arm, Kept, Result, Search, resolve
 from isaac_lab.trial import Trial, Value
 
@@ -113,11 +112,6 @@ class Course:
             self.rules(scale),
         )
 
-    def value(self, record: Record) -> float:
-        """What decides in a search: lower is better, infinite where the run diverged."""
-        found = record.final(self.metric)
-        return -found if self.higher and math.isfinite(found) else found
-
 
 @dataclass(frozen=True)
 class Entrant:
@@ -201,6 +195,7 @@ def arms(course: Course, scale: Scale, kept: Kept, network: str = "") -> dict[st
 
 def _arm(entrant: Entrant, course: Course, scale: Scale, kept: Kept, rounds: int, network: str) -> Arm:
     blank, dimensions = course.blank(scale, network), len(entrant.search)
+    value, seeds = decides(course.metric, higher=course.higher), range(RULES["first_seed"], RULES["first_seed"] + scale.seeds)
 
     def search(number: int) -> Search:
         """A round, the first one all over the ranges, a later one around the best of those before."""
@@ -208,20 +203,19 @@ def _arm(entrant: Entrant, course: Course, scale: Scale, kept: Kept, rounds: int
         points = [[_halton(at, prime) for prime in PRIMES[:dimensions]] for at in range(first, first + count)]
         before = None
         if number:
-            found = resolve(Arm(entrant.name, finals, tuple(searches)), kept)
+            found = resolve(arm(), kept)
             before = found.best
             points = [] if before is None else [_around(entrant, course, found, point) for point in points]
         trials = [entrant.trial(course, blank, point) for point in points]
-        return Search(lambda _: trials if before is None else [before, *trials], course.value)
+        return Search(lambda _: trials if before is None else [before, *trials], value)
 
-    def finals(best: Trial | None) -> list[Trial]:
-        seeds = range(RULES["first_seed"], RULES["first_seed"] + scale.seeds)
-        return [] if best is None else [replace(best, split="test", seed=seed) for seed in seeds]
+    def arm() -> Arm:
+        return Arm(entrant.name, lambda best: finals(best, seeds), tuple(searches))
 
     searches: list[Search] = []
     for number in range(rounds):
         searches.append(search(number))
-    return Arm(entrant.name, finals, tuple(searches))
+    return arm()
 
 
 def _around(entrant: Entrant, course: Course, found: Result, point: Sequence[float]) -> list[float]:
