@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +92,7 @@ def modes(device: str, threads: int) -> tuple[Mode, ...]:
 class Plan:
     """What the options of the command line say, by their names there; all models and methods if none is named.
 
-    `tick` is called with the name of what is being measured and by how much of a case the work has advanced.
+    `say` is called with the name of what is being measured.
     """
 
     device: str = "cpu"
@@ -104,7 +103,7 @@ class Plan:
     damping: float = 1.0
     memory: bool = True
     budget: float = 60.0
-    tick: Callable[[str, float], object] = lambda what, advance: None
+    say: Callable[[str], object] = lambda what: None
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -163,7 +162,6 @@ def scaling(plan: Plan) -> Iterator[Record]:
                 likely = timing.WARM_UP * likely + plan.rounds * max(likely, timing.TURN * len(methods))
                 if step and likely > plan.budget:
                     left_out.append(title)
-                    plan.tick(title, 1)
                     continue
                 case = _time(problem, methods, mode, plan)
                 cases.append(case | {"curve": curve, "width": width, "theory": counting.ratio(sizes, batch)})
@@ -218,18 +216,6 @@ BENCHMARKS: Mapping[str, Callable[[Plan], Iterator[Record]]] = {
 }
 
 
-def case_count(kind: str, plan: Plan) -> int:
-    """How many cases a benchmark has, over all modes; what `Plan.tick` adds up to."""
-    cases = {
-        "table2": len(plan.models or TABLE2),
-        "scaling": len(BATCHES) + len(WIDTHS),
-        "shapes": len(SHAPE_METHODS),
-        "models": len(plan.models or models(plan.device)) if kind == "models" else 0,
-        "grid": 1 if plan.device == "cpu" else 2,
-    }
-    return cases[kind] * len(plan.modes)
-
-
 def file_stem(record: Record) -> str:
     """The name of a record's file: what, how, and what it is restricted to."""
     parts = [record["kind"], record["mode"]]
@@ -250,13 +236,12 @@ def _options(names: Sequence[str], methods: Mapping[str, Method]) -> str:
 
 def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Plan, limit: float = math.inf) -> Record:
     """Every method on one problem: raw times of each round, and their summary."""
-    plan.tick(problem.title, 0)
+    plan.say(problem.title)
     with mode.active():
         steps, skipped = mode.prepare(problem, methods, plan.damping)
         if BASELINE not in steps:
             raise RuntimeError(f"the plain step of {problem.title} {skipped[BASELINE]}")
-        tick = partial(plan.tick, problem.title, 1 / plan.rounds)
-        timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait, tick=tick)
+        timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait)
     skipped |= {name: f"left out: one step takes {seconds:.0f} s" for name, seconds in timings.too_slow.items()}
     found = timing.entries(timings.seconds, timings.steps_per_turn)
     measured = {name: {**entry, "seconds": timings.seconds[name]} for name, entry in found.items()}
@@ -282,7 +267,7 @@ def _add_memory(case: Record, mode: Mode, plan: Plan) -> None:
     for method in case["methods"]:
         if "skipped" in method:
             continue
-        plan.tick(f"{case['title']}: memory", 0)
+        plan.say(f"{case['title']}: memory")
         if mode.device == "cuda":
             method |= memory.cuda_peak(TABLE2[case["name"]], METHODS[method["name"]], damping=plan.damping)
         else:

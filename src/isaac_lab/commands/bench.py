@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from isaac_lab.commands.training import Device, at_least_one, check_writable, named_errors, say
 
@@ -83,7 +82,7 @@ def _page(records: Path, out: Path) -> None:
 def _measure(kinds: Sequence[str], device: Device, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, choose, named
+        from isaac_lab.bench.runs import BENCHMARKS, Plan, choose, named
         from isaac_lab.report import benchmarks
     plan = Plan(device=device, **settings)
     try:
@@ -97,11 +96,8 @@ def _measure(kinds: Sequence[str], device: Device, out: Path, models: str, metho
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
     check_writable(out)
-    live = console.is_terminal and not console.is_dumb_terminal
-    columns = (TextColumn("{task.description:<32}"), BarColumn(bar_width=12), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not live) as progress:
-        task = progress.add_task("", total=sum(case_count(kind, plan) for kind in kinds))
-        plan = replace(plan, tick=lambda what, advance: progress.update(task, description=what, advance=advance))
+    with console.status("Measuring …") as status:
+        plan = replace(plan, say=lambda what: status.update(f"Measuring {what} …"))
         for kind in kinds:
             # With "all" the names are Table 2's.
             every = replace(plan, models=(), methods=()) if kind == "models" and len(kinds) > 1 else plan

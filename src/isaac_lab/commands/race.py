@@ -49,7 +49,7 @@ def race(
     chosen = list(COURSES.values()) if workload == ALL else [COURSES[workload]]
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "race", only_read=draw_only)
     request = runner.Request(out, SCALES[scale], training.listed(methods), times)
-    with training.named_errors(more={runner.UnknownMethodError: "--methods"}):
+    with training.named_errors(more={runner.RaceError: "--methods"}):
         runner.check_methods(request.methods)
     options = {"--scale": scale, "--device": on, "--workers": workers, "--methods": ",".join(request.methods)}
     options["--model"] = training.use_encoder(model)

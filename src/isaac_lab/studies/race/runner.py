@@ -22,10 +22,6 @@ class RaceError(Exception):
     """A race that cannot be run or drawn; the message says why and what to do."""
 
 
-class UnknownMethodError(Exception):
-    """A method that no workload has."""
-
-
 @dataclass(frozen=True)
 class Request:
     """What was asked for.
@@ -49,7 +45,7 @@ def check_methods(names: Sequence[str]) -> None:
     """Refuse names that no race knows."""
     for name in names:
         if name not in ENTRANTS:
-            raise UnknownMethodError(f"there is no method {name!r}; there are {', '.join(ENTRANTS)}")
+            raise RaceError(f"there is no method {name!r}; there are {', '.join(ENTRANTS)}")
 
 
 def run(chosen: Sequence[Course], request: Request) -> list[Path]:
