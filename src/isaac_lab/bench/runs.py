@@ -1,9 +1,10 @@
-"""The benchmarks: Table 2, scaling, shapes, models, the grid. Each yields one record per mode."""
+"""The benchmarks: Table 2, scaling, shapes, models, the grid. Each makes one record for each way to execute a step."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,27 +66,13 @@ class Mode:
                 skipped[name] = "cannot be captured: its inverse reads an error flag back from the device"
                 continue
             try:
-                steps[name] = self._step(problem, method, damping)
+                model, x, y = problem.make(self.device)
+                step = method(model, problem.loss_fn, damping)
+                steps[name] = partial(isaac_newton.capture(step, x, y) if self.captured else step, x, y)
             except RuntimeError as error:
                 # Out of memory, or an operation that cannot be captured: a result too, and no reason to lose the others.
                 skipped[name] = f"failed: {str(error).splitlines()[0]}"
         return steps, skipped
-
-    def _step(self, problem: Problem, method: Method, damping: float) -> Callable[[], object]:
-        model, x, y = problem.make(self.device)
-        step = method(model, problem.loss_fn, damping)
-        if self.captured:
-            step = isaac_newton.capture(step, x, y)
-        return lambda: step(x, y)
-
-
-def modes(device: str, threads: int) -> tuple[Mode, ...]:
-    """All modes of a device."""
-    if device == "cpu":
-        return (Mode("cpu", threads),)
-    if not torch.cuda.is_available():
-        raise ValueError("this machine has no CUDA device that torch can use; use --device cpu")
-    return Mode(device, threads), Mode(device, threads, captured=True)
 
 
 @dataclass(frozen=True)
@@ -108,7 +95,11 @@ class Plan:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """How every step is executed."""
-        return modes(self.device, self.threads)
+        if self.device == "cpu":
+            return (Mode("cpu", self.threads),)
+        if not torch.cuda.is_available():
+            raise ValueError("this machine has no CUDA device that torch can use; use --device cpu")
+        return Mode(self.device, self.threads), Mode(self.device, self.threads, captured=True)
 
     def chosen(self, known: Mapping[str, Method]) -> dict[str, Method]:
         """Of these methods those that are named, in their order, and the plain gradient."""
@@ -129,85 +120,79 @@ def named(kind: str, device: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (tuple(models(device)), tuple(MODEL_METHODS)) if kind == "models" else (tuple(TABLE2), tuple(METHODS))
 
 
-def table2(plan: Plan) -> Iterator[Record]:
+def measure(kind: str, plan: Plan) -> Iterator[Record]:
+    """A record for each mode of a device."""
+    for mode in plan.modes:
+        yield BENCHMARKS[kind](plan, mode)
+
+
+def table2(plan: Plan, mode: Mode) -> Record:
     """Time and peak memory of a step for the models and methods of the paper's Table 2."""
     names, methods = plan.models or tuple(TABLE2), plan.chosen(METHODS)
-    options = _options(names, methods) + ("" if plan.memory else " --no-memory")
-    for mode in plan.modes:
-        cases = []
-        for name in names:
-            case = _time(TABLE2[name], methods, mode, plan, limit=SLOWEST_STEP)
-            # A captured step lives in a memory pool of its own, whose peak the allocator does not tell.
-            if plan.memory and not mode.captured:
-                _add_memory(case, mode, plan)
-            cases.append(case)
-        yield _record("table2", mode, plan, cases, options)
+    cases = []
+    for name in names:
+        cases.append(_time(TABLE2[name], methods, mode, plan, limit=SLOWEST_STEP))
+        # A captured step lives in a memory pool of its own, whose peak the allocator does not tell.
+        if plan.memory and not mode.captured:
+            _add_memory(cases[-1], mode, plan)
+    return _record("table2", mode, plan, cases, _options(names, methods) + ("" if plan.memory else " --no-memory"))
 
 
-def scaling(plan: Plan) -> Iterator[Record]:
+def scaling(plan: Plan, mode: Mode) -> Record:
     """ζ* over the plain gradient by batch size and by width, beside the ratio of the multiply-adds."""
     methods = {name: METHODS[name] for name in SCALING_METHODS}
-    curves = {"batch": [(batch, WIDTH) for batch in BATCHES], "width": [(BATCH, width) for width in WIDTHS]}
-    for mode in plan.modes:
-        cases: list[Record] = []
-        left_out: list[str] = []
-        for curve, points in curves.items():
-            done, step = math.inf, 0.0
-            for batch, width in points:
-                sizes, title = (width,) * 4, f"batch {batch}, width {width}"
-                problem = chain(sizes, batch, name=f"batch{batch}-width{width}", title=title)
-                work = counting.gradient(sizes, batch) + counting.conditioner(sizes, batch)
-                # What this point will take, from the one before it and the multiply-adds of both.
-                likely = step * max(1.0, work / done)
-                likely = timing.WARM_UP * likely + plan.rounds * max(likely, timing.TURN * len(methods))
-                if step and likely > plan.budget:
-                    left_out.append(title)
-                    continue
-                case = _time(problem, methods, mode, plan)
-                cases.append(case | {"curve": curve, "width": width, "theory": counting.ratio(sizes, batch)})
-                done = work
-                step = sum(method["seconds_per_step"]["median"] for method in case["methods"] if "seconds" in method)
-        yield _record("scaling", mode, plan, cases, f" --budget {plan.budget:g}") | {"left_out": left_out}
+    cases: list[Record] = []
+    left_out: list[str] = []
+    for curve, points in {"batch": [(b, WIDTH) for b in BATCHES], "width": [(BATCH, width) for width in WIDTHS]}.items():
+        done, step = math.inf, 0.0
+        for batch, width in points:
+            sizes, title = (width,) * 4, f"batch {batch}, width {width}"
+            work = counting.gradient(sizes, batch) + counting.conditioner(sizes, batch)
+            # What this point will take, from the one before it and the multiply-adds of both.
+            likely = step * max(1.0, work / done)
+            likely = timing.WARM_UP * likely + plan.rounds * max(likely, timing.TURN * len(methods))
+            if step and likely > plan.budget:
+                left_out.append(title)
+                continue
+            case = _time(chain(sizes, batch, name=f"batch{batch}-width{width}", title=title), methods, mode, plan)
+            cases.append(case | {"curve": curve, "width": width, "theory": counting.ratio(sizes, batch)})
+            done = work
+            step = sum(method["seconds_per_step"]["median"] for method in case["methods"] if "seconds" in method)
+    return _record("scaling", mode, plan, cases, f" --budget {plan.budget:g}") | {"left_out": left_out}
 
 
-def shapes(plan: Plan) -> Iterator[Record]:
+def shapes(plan: Plan, mode: Mode) -> Record:
     """Networks with attention and convolutions."""
-    for mode in plan.modes:
-        problems = (encoder(), resnet(batch=32 if plan.device == "cpu" else 100))
-        cases = [_time(problem, SHAPE_METHODS[problem.name], mode, plan) for problem in problems]
-        yield _record("shapes", mode, plan, cases, "")
+    problems = (encoder(), resnet(batch=32 if plan.device == "cpu" else 100))
+    return _record("shapes", mode, plan, [_time(problem, SHAPE_METHODS[problem.name], mode, plan) for problem in problems])
 
 
-def user_models(plan: Plan) -> Iterator[Record]:
+def user_models(plan: Plan, mode: Mode) -> Record:
     """Models as people train them, eager and captured, with fused AdamW."""
-    known = models(plan.device)
-    problems = [known[name] for name in known if name in (plan.models or known)]
-    methods = plan.chosen(MODEL_METHODS)
-    every = len(problems) == len(known) and len(methods) == len(MODEL_METHODS)
-    for mode in plan.modes:
-        cases = [_time(problem, methods, mode, plan) for problem in problems]
-        # All times first: once a profiler was there, launches take longer for the rest of the process.
-        for problem, case in zip(problems, cases, strict=True):
-            _add_work(problem, case, mode, plan)
-        record = _record("models", mode, plan, cases, "" if every else _options([one.name for one in problems], methods))
-        record["settings"] |= {"optimizer": "AdamW, fused on a GPU", "damping": 0.1, "relative": True}
-        yield record
+    known, methods = models(plan.device), plan.chosen(MODEL_METHODS)
+    names = [name for name in known if name in (plan.models or known)]
+    cases = [_time(known[name], methods, mode, plan) for name in names]
+    # All times first: once a profiler was there, launches take longer for the rest of the process.
+    for case in cases:
+        _add_work(known[case["name"]], case, mode, plan)
+    every = len(names) == len(known) and len(methods) == len(MODEL_METHODS)
+    record = _record("models", mode, plan, cases, "" if every else _options(names, methods))
+    record["settings"] |= {"optimizer": "AdamW, fused on a GPU", "damping": 0.1, "relative": True}
+    return record
 
 
-def grid(plan: Plan) -> Iterator[Record]:
+def grid(plan: Plan, mode: Mode) -> Record:
     """Many networks at once, as in the grids of the paper; on the CPU only a few of them."""
-    for mode in plan.modes:
-        if plan.device == "cpu":
-            yield _record("grid", mode, plan, [_time(panel(copies=4), GRID_METHODS, mode, plan)], "")
-            continue
-        cases = [_time(panel(), GRID_METHODS, mode, plan)]
+    problem = panel(copies=4) if plan.device == "cpu" else panel()
+    cases = [_time(problem, GRID_METHODS, mode, plan)]
+    if plan.device == "cuda":
         with float32_products(tensor_cores=True):
-            cases.append(_time(panel(), GRID_METHODS, mode, plan))
-        cases[1] |= {"name": f"{cases[0]['name']}-tf32", "title": f"{cases[0]['title']}, products in TF32"}
-        yield _record("grid", mode, plan, cases, "")
+            cases.append(_time(problem, GRID_METHODS, mode, plan))
+        cases[1] |= {"name": f"{problem.name}-tf32", "title": f"{problem.title}, products in TF32"}
+    return _record("grid", mode, plan, cases)
 
 
-BENCHMARKS: Mapping[str, Callable[[Plan], Iterator[Record]]] = {
+BENCHMARKS: Mapping[str, Callable[[Plan, Mode], Record]] = {
     "table2": table2,
     "scaling": scaling,
     "shapes": shapes,
@@ -274,7 +259,7 @@ def _add_memory(case: Record, mode: Mode, plan: Plan) -> None:
             method |= memory.cpu_peak(case["name"], method["name"], damping=plan.damping, threads=plan.threads)
 
 
-def _record(kind: str, mode: Mode, plan: Plan, cases: list[Record], options: str) -> Record:
+def _record(kind: str, mode: Mode, plan: Plan, cases: list[Record], options: str = "") -> Record:
     device = f" --device {plan.device} --threads {plan.threads}"
     return {
         "kind": kind,

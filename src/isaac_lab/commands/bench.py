@@ -82,7 +82,7 @@ def _page(records: Path, out: Path) -> None:
 def _measure(kinds: Sequence[str], device: Device, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.bench.runs import BENCHMARKS, Plan, choose, named
+        from isaac_lab.bench.runs import Plan, choose, measure, named
         from isaac_lab.report import benchmarks
     plan = Plan(device=device, **settings)
     try:
@@ -101,5 +101,5 @@ def _measure(kinds: Sequence[str], device: Device, out: Path, models: str, metho
         for kind in kinds:
             # With "all" the names are Table 2's.
             every = replace(plan, models=(), methods=()) if kind == "models" and len(kinds) > 1 else plan
-            for record in BENCHMARKS[kind](every):
+            for record in measure(kind, every):
                 benchmarks.show(record, out, console)
