@@ -16,21 +16,13 @@ from isaac_lab.trial import Trial
 
 @dataclass(frozen=True)
 class Update:
-    """Where runs that are trained together stand.
+    """Where runs that are trained together stand."""
 
-    Args:
-        trials: The runs.
-        step: Training steps done.
-        found: What was measured last: the lowest training loss of them, the highest accuracy.
-        per_second: Steps in a second, evaluation left out; None before the first.
-        ended: Their records, where training has ended.
-    """
-
-    trials: tuple[Trial, ...]
-    step: int = 0
-    found: str = ""
-    per_second: float | None = None
-    ended: tuple[Record, ...] = ()
+    trials: tuple[Trial, ...]  # the runs
+    step: int = 0  # training steps done
+    found: str = ""  # what was measured last: the lowest training loss of them, the highest accuracy
+    per_second: float | None = None  # steps in a second, evaluation left out; None before the first
+    ended: tuple[Record, ...] = ()  # their records, where training has ended
 
     @property
     def title(self) -> str:

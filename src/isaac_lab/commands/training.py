@@ -210,19 +210,12 @@ def named_errors(
 
 @dataclass(frozen=True)
 class Work:
-    """What differs between commands that train.
+    """What differs between commands that train."""
 
-    Args:
-        train: Trains what is due.
-        show: Prints what the records say, and where they lie.
-        blocks: Of pages, given the folder of their pictures.
-        errors: By error of its own, the option that it is about.
-    """
-
-    train: "Callable[[Means], object]"
-    show: Callable[[], None]
-    blocks: Callable[[Path], Blocks] = field(default=lambda pictures: {})
-    errors: Mapping[type[Exception], str] = field(default_factory=dict)
+    train: "Callable[[Means], object]"  # trains what is due
+    show: Callable[[], None]  # prints what the records say, and where they lie
+    blocks: Callable[[Path], Blocks] = field(default=lambda pictures: {})  # of pages, given where their pictures go
+    errors: Mapping[type[Exception], str] = field(default_factory=dict)  # by error of its own, the option it is about
 
 
 def perform(

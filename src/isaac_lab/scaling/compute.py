@@ -25,23 +25,14 @@ def plain_seconds(shape: Shape, work: Workload, machine: Machine) -> float:
 
 @dataclass(frozen=True)
 class Op:
-    """Some work that ζ* adds to a step, on one GPU, averaged over steps.
+    """Some work that ζ* adds to a step, on one GPU, averaged over steps."""
 
-    Args:
-        term: What it is for.
-        flops: Floating-point operations.
-        precision: Of them.
-        traffic: Bytes that its operators read and write.
-        replaces: The plain step does this too, in bf16: the difference in time counts, and no FLOPs.
-        columns: Of matrices that are factorized.
-    """
-
-    term: str
-    flops: float = 0.0
-    precision: Precision = "single"
-    traffic: float = 0.0
-    replaces: bool = False
-    columns: float = 0.0
+    term: str  # what it is for
+    flops: float = 0.0  # floating-point operations
+    precision: Precision = "single"  # of them
+    traffic: float = 0.0  # bytes that its operators read and write
+    replaces: bool = False  # the plain step does this too, in bf16: the difference in time counts, and no FLOPs
+    columns: float = 0.0  # of matrices that are factorized
 
     def times(self, copies: int) -> "Op":
         """The same in several layers."""

@@ -15,21 +15,17 @@ LIMIT = 0.02
 
 @dataclass(frozen=True)
 class Overhead:
-    """What ζ* adds to a step, averaged over steps; shares of the plain step's, but for `extra_bytes`.
+    """What ζ* adds to a step, averaged over steps; shares of the plain step's."""
 
-    `compute` and `exposed` are of its time: arithmetic and memory traffic, and communication, none of it hidden. `moved` is of
-    the bytes that a GPU sends, `memory` and `extra_bytes` of its peak.
-    """
-
-    flops: float
-    compute: float
-    exposed: float
-    moved: float
-    memory: float
-    extra_bytes: float
-    fits: bool
+    flops: float  # operations, whatever their precision
+    compute: float  # seconds of arithmetic and memory traffic
+    exposed: float  # seconds of communication, none of it hidden
+    moved: float  # bytes that a GPU sends
+    memory: float  # peak bytes on a GPU
+    extra_bytes: float  # the same in bytes
+    fits: bool  # the plain step and ζ* fit into the GPU
     plain_fits: bool
-    seconds: dict[str, float] = field(default_factory=dict, hash=False)
+    seconds: dict[str, float] = field(default_factory=dict, hash=False)  # by term
 
     @property
     def time(self) -> float:

@@ -33,27 +33,19 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    """A GPT of `depth` blocks.
+    """A GPT.
 
-    Args:
-        name: What options and tables call it.
-        depth: Blocks.
-        width: Of the residual stream.
-        hidden: Width inside the feed-forward part.
-        vocabulary: Tokens.
-        gated: Three matrices in the feed-forward part (SwiGLU) and separate q, k, v; otherwise two, and one for q, k, v.
-        narrow: Width of k and v, where several heads share them; 0 for `width`.
-        tied: The head is the embedding.
+    A gated one has three matrices in its feed-forward part (SwiGLU) and separate q, k, v; else two, and one for q, k, v.
     """
 
-    name: str
-    depth: int
-    width: int
-    hidden: int
-    vocabulary: int
+    name: str  # what options and tables call it
+    depth: int  # blocks
+    width: int  # of the residual stream
+    hidden: int  # width inside the feed-forward part
+    vocabulary: int  # tokens
     gated: bool = False
-    narrow: int = 0
-    tied: bool = False
+    narrow: int = 0  # width of k and v, where several heads share them; 0 for `width`
+    tied: bool = False  # the head is the embedding
 
     def __post_init__(self) -> None:
         for name in ("depth", "width", "hidden", "vocabulary"):
@@ -88,23 +80,14 @@ SHAPES = {name: Shape(name, **own) for name, own in _KNOWN["shapes"].items()}
 
 @dataclass(frozen=True)
 class Workload:
-    """How it is trained.
+    """How it is trained."""
 
-    Args:
-        gpus: G, all of them one FSDP2 group.
-        tokens: Per GPU and micro-batch, T.
-        length: Of a sequence.
-        micro_batches: Per step.
-        causal: Attention skips what is masked, which halves it; torch's own counter does not.
-        reduction: Bytes per number in which FSDP2 sums gradients.
-    """
-
-    gpus: int = 64
-    tokens: int = 8192
-    length: int = 4096
-    micro_batches: int = 1
-    causal: bool = True
-    reduction: int = 4
+    gpus: int = 64  # G, all of them one FSDP2 group
+    tokens: int = 8192  # per GPU and micro-batch, T
+    length: int = 4096  # of a sequence
+    micro_batches: int = 1  # per step
+    causal: bool = True  # attention skips what is masked, which halves it; torch's own counter does not
+    reduction: int = 4  # bytes per number in which FSDP2 sums gradients
 
     def __post_init__(self) -> None:
         for name in ("gpus", "tokens", "length", "micro_batches"):
@@ -115,22 +98,18 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setting:
-    """How ζ* is attached: options of `isaac_newton.attach` by their names there, and what the last four say.
-
-    Of `decay` and `power` it counts whether they are 0 and 1. `exclude` names layers, `all_ranks` stands for a `process_group`,
-    `tf32` for torch's own products, and `automatic` for `attach(model)` by itself.
-    """
+    """How ζ* is attached: options of `isaac_newton.attach`, with their names there, and others."""
 
     when: str = "backward"
     sharing: str = "expand"
     max_rows: int | None = None
-    decay: float = 0.0
+    decay: float = 0.0  # what counts here is whether it is 0
     refresh: int = 1
-    power: float = 1.0
-    exclude: tuple[str, ...] = ()
-    all_ranks: bool = False
-    tf32: bool = False
-    automatic: bool = False
+    power: float = 1.0  # what counts here is whether it is 1
+    exclude: tuple[str, ...] = ()  # names of layers
+    all_ranks: bool = False  # with a `process_group`
+    tf32: bool = False  # torch's own products
+    automatic: bool = False  # `attach(model)` by itself
 
     def __post_init__(self) -> None:
         if self.when not in ("backward", "step"):

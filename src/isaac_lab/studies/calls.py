@@ -17,19 +17,12 @@ from isaac_lab.trial import Trial
 
 @dataclass(frozen=True)
 class Means:
-    """What the command line says of how to train.
+    """What the command line says of how to train."""
 
-    Args:
-        call: Executor, device, workers, data, time limit.
-        model: Folder or hub name of a pre-trained encoder; empty for the one that the scale says.
-        seeds: Runs of each cell; 0 leaves it to the experiment.
-        display: Where progress is shown; None for nowhere.
-    """
-
-    call: Call = field(default_factory=Call)
-    model: str = ""
-    seeds: int = 0
-    display: Display | None = None
+    call: Call = field(default_factory=Call)  # executor, device, workers, data, time limit
+    model: str = ""  # folder or hub name of a pre-trained encoder; empty for the one that the scale says
+    seeds: int = 0  # runs of each cell; 0 leaves it to the experiment
+    display: Display | None = None  # where progress is shown; None for nowhere
 
     def say(self, what: str) -> None:
         """A line for people."""

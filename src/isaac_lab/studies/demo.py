@@ -17,23 +17,14 @@ SEARCHED, SEARCH_SEED = "china", 1000
 
 @dataclass(frozen=True)
 class Method:
-    """How to train; `results/demo/photograph` has the record of the search.
+    """How to train; `results/demo/photograph` has the record of the search."""
 
-    Args:
-        name: For people.
-        method: As `isaac_lab.method.find` knows it.
-        chosen: What the search chose.
-        first: Learning rates of the first round.
-        fixed: What all of its runs have.
-        second: The second learning rates that the second round tries, as multiples; with them fewer first ones.
-    """
-
-    name: str
-    method: str
-    chosen: Mapping[str, float] = field(hash=False)
-    first: tuple[float, ...]
-    fixed: Mapping[str, Value] = field(default_factory=dict, hash=False)
-    second: tuple[float, ...] = ()
+    name: str  # for people
+    method: str  # as `isaac_lab.method.find` knows it
+    chosen: Mapping[str, float] = field(hash=False)  # by the search
+    first: tuple[float, ...]  # learning rates of the first round
+    fixed: Mapping[str, Value] = field(default_factory=dict, hash=False)  # what all of its runs have
+    second: tuple[float, ...] = ()  # multiples of the second learning rate for the second round; with them fewer first ones
 
     def trial(self, seed: int) -> Trial:
         """A run that is shown."""

@@ -37,37 +37,21 @@ class Sample:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a recipe stands at a scale.
+    """Where a recipe stands at a scale."""
 
-    Args:
-        recipe: Which.
-        scale: Where.
-        samples: By the name of an arm.
-        rate: The best of five learning rates; None where there is none yet.
-        edge: Whether no lower or no higher one was tried.
-        verdict: In a word.
-        p_better: Two-sided, of the difference between with the line and plain; NaN where it cannot be tested.
-        p_not_worse: One-sided against the margin, adjusted for all recipes.
-        p_worse: The same, that it is worse by more than the margin.
-        gain: How much better the line is, and from where to where that is likely.
-        tuned: The same of plain at the best of five rates.
-        p_tuned: Two-sided, of the difference between with the line and that.
-        step: Seconds of a step, plain and with the line; none where they were not timed.
-    """
-
-    recipe: Recipe
-    scale: str
-    samples: Mapping[str, Sample]
-    rate: float | None
-    edge: bool
-    verdict: Verdict
-    p_better: float
-    p_not_worse: float
-    p_worse: float
-    gain: tuple[float, float, float]
-    tuned: tuple[float, float, float]
-    p_tuned: float
-    step: tuple[float, float] | None
+    recipe: Recipe  # which
+    scale: str  # where
+    samples: Mapping[str, Sample]  # by the name of an arm
+    rate: float | None  # the best of five learning rates; None where there is none yet
+    edge: bool  # whether no lower or no higher one was tried
+    verdict: Verdict  # in a word
+    p_better: float  # two-sided, of the difference between with the line and plain; NaN where it cannot be tested
+    p_not_worse: float  # one-sided against the margin, adjusted for all recipes
+    p_worse: float  # the same, that it is worse by more than the margin
+    gain: tuple[float, float, float]  # how much better the line is, and from where to where that is likely
+    tuned: tuple[float, float, float]  # the same of plain at the best of five rates
+    p_tuned: float  # two-sided, of the difference between with the line and that
+    step: tuple[float, float] | None  # seconds of a step, plain and with the line; none where they were not timed
 
     @property
     def margin(self) -> float:

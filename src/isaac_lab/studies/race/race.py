@@ -63,30 +63,25 @@ class Scale:
 
 @dataclass(frozen=True)
 class Course:
-    """The rules on one workload, as the file has them.
-
-    `metric` is the quantity that decides, `target` a number or the method whose mean it is. Each scale has `steps`, and perhaps
-    a `variant`. `adaptive` and `plain` are times the learning rates of methods that do not and that do depend on the scale of
-    the loss. `settings` are of all methods, `conditioned` of those with ISAAC, `decay` by "added" and "decoupled".
-    """
+    """The rules on one workload, as the file has them."""
 
     name: str
-    source: str
-    metric: str
-    target: float | str
-    smoke: Mapping[str, Any]
+    source: str  # whose problem it is
+    metric: str  # what decides, a quantity of the workload
+    target: float | str  # a number, or the method whose mean it is
+    smoke: Mapping[str, Any]  # at this scale: `steps`, and perhaps a `variant`
     standard: Mapping[str, Any]
-    workload: str = ""
-    higher: bool = False
-    all: bool = False
-    adaptive: float = 1.0
-    plain: float = 1.0
-    schedule: str = "cosine"
-    warm_up: float = 0.05
-    settings: Mapping[str, Value] = field(default_factory=dict)
-    decay: Mapping[str, float] = field(default_factory=dict)
-    conditioned: Mapping[str, Value] = field(default_factory=dict)
-    published: Mapping[str, float] = field(default_factory=dict)
+    workload: str = ""  # in the registry; the name unless given
+    higher: bool = False  # more of the metric is better
+    all: bool = False  # everyone races, not only those that race everywhere
+    adaptive: float = 1.0  # times the learning rates of methods that do not depend on the scale of the loss
+    plain: float = 1.0  # times those of methods that do
+    schedule: str = "cosine"  # after the warm-up
+    warm_up: float = 0.05  # share of the steps
+    settings: Mapping[str, Value] = field(default_factory=dict)  # of all methods
+    decay: Mapping[str, float] = field(default_factory=dict)  # "added" to the gradient or "decoupled"
+    conditioned: Mapping[str, Value] = field(default_factory=dict)  # settings of all methods with ISAAC
+    published: Mapping[str, float] = field(default_factory=dict)  # by method, what its authors or users report
 
     def rules(self, scale: Scale) -> str:
         """The hash of what a run is made by."""
@@ -115,18 +110,15 @@ class Course:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A method in a race: what is tuned, with ranges as on a workload whose factors are 1, and `settings` that are not.
-
-    `plain` says whether the learning rate depends on the scale of the loss; a `schedule` replaces the workload's.
-    """
+    """A method in a race."""
 
     name: str
-    label: str
-    method: str
-    search: Mapping[str, Range]
-    plain: bool = False
-    settings: Mapping[str, Value] = field(default_factory=dict)
-    schedule: str = ""
+    label: str  # in tables and pictures
+    method: str  # as `isaac_lab.method.find` knows it
+    search: Mapping[str, Range]  # what is tuned; the rate as on a workload whose factors are 1
+    plain: bool = False  # its learning rate depends on the scale of the loss
+    settings: Mapping[str, Value] = field(default_factory=dict)  # those that are not tuned
+    schedule: str = ""  # in place of the workload's
 
     @property
     def ours(self) -> bool:

@@ -24,21 +24,13 @@ class RaceError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for.
+    """What was asked for."""
 
-    Args:
-        out: A folder for each workload goes here.
-        scale: How much to run.
-        methods: Names of entrants; all unless given. Who sets the target always takes part.
-        timed: Whether steps are timed when all have trained.
-        means: How to train; "WORKLOAD" in its command stands for the workload.
-    """
-
-    out: Path
-    scale: Scale = field(default_factory=lambda: SCALES["smoke"])
-    methods: tuple[str, ...] = ()
-    timed: bool = True
-    means: Means = field(default_factory=Means)
+    out: Path  # a folder for each workload goes here
+    scale: Scale = field(default_factory=lambda: SCALES["smoke"])  # how much to run
+    methods: tuple[str, ...] = ()  # names of entrants; all unless given. Who sets the target always takes part
+    timed: bool = True  # whether steps are timed when all have trained
+    means: Means = field(default_factory=Means)  # how to train; "WORKLOAD" in its command stands for the workload
 
 
 def check_methods(names: Sequence[str]) -> None:
