@@ -77,14 +77,16 @@ def _measured(bar: Bar, case_name: str, records: Mapping[str, Record]) -> tuple[
         if not fits or record["settings"]["damping"] != DAMPING:
             continue
         for case in record["cases"]:
-            entries = {method["name"]: method for method in case["methods"]}
-            entry, plain = entries.get(bar.method, {}), entries.get(BASELINE, {})
-            if case["name"] != case_name:
-                continue
-            if bar.quantity == "memory" and "peak_bytes" in entry and "peak_bytes" in plain:
-                return 100 * (entry["peak_bytes"] / plain["peak_bytes"] - 1), name
-            if bar.quantity == "ratio" and "ratio" in entry:
-                return float(entry["ratio"]["median"]), name
-            if bar.quantity == "ms" and "seconds_per_step" in entry:
-                return 1e3 * float(entry["seconds_per_step"]["median"]), name
+            entries = {method["name"]: method for method in case["methods"] if case["name"] == case_name}
+            value = _quantity(bar.quantity, entries.get(bar.method, {}), entries.get(BASELINE, {}))
+            if value is not None:
+                return value, name
     return None, ""
+
+
+def _quantity(quantity: str, entry: Record, plain: Record) -> float | None:
+    if quantity == "memory":
+        there = "peak_bytes" in entry and "peak_bytes" in plain
+        return 100 * (entry["peak_bytes"] / plain["peak_bytes"] - 1) if there else None
+    name, factor = {"ratio": ("ratio", 1.0), "ms": ("seconds_per_step", 1e3)}[quantity]
+    return factor * float(entry[name]["median"]) if name in entry else None

@@ -176,10 +176,7 @@ def named_errors(
 ) -> Iterator[None]:
     """Errors that a user can do something about, with the option that each is about.
 
-    Args:
-        out: The option that names the folder of the records.
-        page: The option that names pages.
-        more: By error the option, of a command's own errors.
+    `out` names the folder of the records, `page` the pages; `more` has the options of a command's own errors.
     """
     from isaac_lab.data.files import DataError
     from isaac_lab.executors import ExecutorError

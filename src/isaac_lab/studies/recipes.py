@@ -101,10 +101,7 @@ def _hash(name: str, scale: str) -> str:
 def arms(recipe: Recipe, scale: str, network: str = "") -> dict[str, Arm]:
     """Plain, with the line, and plain at the best of five rates, by name.
 
-    Args:
-        recipe: Of what.
-        scale: A key of `SCALES`.
-        network: What the workload says is trained, where it does not decide that alone.
+    The `network` is what the workload says is trained, where it does not decide that alone.
     """
     how, budget = SCALES[scale], recipe.budget(scale)
     variant = {**recipe.variant, **budget.variant, **({"model": network} if network else {})}

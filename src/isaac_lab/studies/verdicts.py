@@ -1,6 +1,7 @@
 """What the seeds say of each recipe: better, not worse than its margin, worse, or undecided."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -95,9 +96,9 @@ def standings(store: Store, scale: str) -> list[Standing]:
 
 def summed_up(found: Sequence[Standing]) -> str:
     """How many recipes have each verdict, in a sentence."""
-    counts = {verdict: sum(own.verdict == verdict for own in found) for verdict in dict.fromkeys(own.verdict for own in found)}
-    parts = [f"{count} {verdict}" for verdict, count in sorted(counts.items(), key=lambda item: -item[1])]
-    return f"{len(found)} recipes: {', '.join(parts)}." if found else "No recipe has been run."
+    counted = Counter(own.verdict for own in found).most_common()
+    parts = ", ".join(f"{count} {verdict}" for verdict, count in counted)
+    return f"{len(found)} recipes: {parts}." if found else "No recipe has been run."
 
 
 def _sample(recipe: Recipe, found: Result) -> Sample:
