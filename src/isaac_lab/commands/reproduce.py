@@ -83,12 +83,12 @@ def _perform(experiment: "Experiment", request: "Request", console: Console, *, 
     from isaac_lab.studies.paper import runner
 
     means, call = request.means, request.means.call
-    call = replace(call, executor=call.executor or experiment.executor)
     # How to run this again, without the places of this machine.
     options: dict[str, object] = {"--scale": request.scale, "--device": call.device, "--executor": call.executor}
     options |= {"--panels": ",".join(request.panels), "--seeds": means.seeds, "--model": Path(means.model).name}
     options |= {"--tensor-cores": call.tensor_cores, "--set": request.settings}
-    call = replace(call, command=training.command_line(["reproduce", experiment.id], options))
+    command = training.command_line(["reproduce", experiment.id], options)
+    call = replace(call, command=command, executor=call.executor or experiment.executor)
     work = training.Work(
         train=lambda means: runner.run(experiment, replace(request, means=means)),
         show=lambda: _show(runner.known(experiment, request), console),
