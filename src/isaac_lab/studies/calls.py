@@ -1,7 +1,7 @@
 """Train what is due of a study, write down who trained it, and time its steps."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from isaac_lab.executors import Call, run
 from isaac_lab.progress import Display
 from isaac_lab.record import Store
 from isaac_lab.records import origin
-from isaac_lab.study import Arm, settle
+from isaac_lab.study import Arm, outstanding
 from isaac_lab.trial import Trial
 
 
@@ -43,19 +43,29 @@ class Means:
         return int(self.call.device == "cpu")
 
 
-@contextmanager
-def calling(store: Store, means: Means, about: Mapping[str, Any], panel: str = "") -> Iterator[Callable[[int], None]]:
-    """Write down who trains what, before the first run and after each round: a kill forgets nothing that has ended.
+def train(
+    stages: Iterable[tuple[str, Sequence[Arm] | Callable[[], Sequence[Trial]]]],
+    store: Store,
+    means: Means,
+    about: Mapping[str, Any],
+    panel: str = "",
+) -> None:
+    """Train one stage of a study after the other, round after round; within `Means.writing` only.
 
-    Yields a function that is told how many runs were trained.
+    Who trains what is written down before the first run and after each round: a kill forgets nothing that has ended.
+
+    Args:
+        stages: What is said, and the arms that are trained together, or what says the runs that are due.
+        store: Where to.
+        means: How.
+        about: What about.json says besides the calls.
+        panel: That of the call.
     """
-    call = means.call
-    known = store.about
+    call, known, started = means.call, store.about, time.perf_counter()
     calls = known.get("calls", [])
     entry: dict[str, Any] = {"panel": panel} if panel else {}
     entry |= {"command": call.command, "seconds": 0.0, "runs": 0, "executor": call.executor, "device": call.device}
     entry |= {"workers": call.workers, **origin(threads=1, device=call.device)}
-    started = time.perf_counter()
 
     def trained(runs: int) -> None:
         entry["runs"] += runs
@@ -64,22 +74,16 @@ def calling(store: Store, means: Means, about: Mapping[str, Any], panel: str = "
             store.note({**known, **about, "calls": [*calls, entry]})
 
     trained(0)
-    yield trained
+    for what, own in stages:
+        while due := own() if callable(own) else outstanding(own, store):
+            if means.display is not None:
+                means.display.begin(what, len(due))
+            try:
+                run(due, store, call)
+            finally:
+                # What ended before time was up counts too.
+                trained(len(due) - len(store.missing(due)))
     trained(0)
-
-
-def trainer(store: Store, means: Means, trained: Callable[[int], None], what: str) -> Callable[[Sequence[Trial]], None]:
-    """Trains a round of a study, and writes it down; what ended before time was up counts too."""
-
-    def train(due: Sequence[Trial]) -> None:
-        if means.display is not None:
-            means.display.begin(what, len(due))
-        try:
-            run(due, store, means.call)
-        finally:
-            trained(len(due) - len(store.missing(due)))
-
-    return train
 
 
 def clock(
@@ -96,10 +100,9 @@ def settled(
 ) -> Callable[[Means], None]:
     """What trains a study in one store, and then times these steps on this device; `about` says its "id", which is its name."""
 
-    def train(means: Means) -> None:
+    def everything(means: Means) -> None:
         with times.threads(means.threads), means.writing(store):
-            with calling(store, means, about) as trained:
-                settle(arms, store, trainer(store, means, trained, str(about["id"])))
+            train([(str(about["id"]), arms)], store, means, about)
             clock(means.call.device, timed, store, means, "the time of a step, methods taking turns", rounds=5, turn=turn)
 
-    return train
+    return everything

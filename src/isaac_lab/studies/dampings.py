@@ -21,8 +21,8 @@ from isaac_lab.executors import Call
 from isaac_lab.products import threads
 from isaac_lab.progress import display
 from isaac_lab.record import Store
-from isaac_lab.studies.calls import Means, calling, trainer
-from isaac_lab.study import Arm, settle
+from isaac_lab.studies.calls import Means, train
+from isaac_lab.study import Arm
 from isaac_lab.trial import Trial, Value
 from isaac_lab.workload import load
 
@@ -83,16 +83,19 @@ def main(
 ) -> None:
     """Train every pair of λ and learning rate that has no record yet, and print the best loss by damping."""
     command = f"python -m isaac_lab.studies.dampings --data {data} --seeds {seeds} --epochs {epochs}"
-    store, console, results = Store(out / data), Console(), []
+    store, console = Store(out / data), Console()
+    given = {problem: suggested(data, problem) for problem in PROBLEMS[data]}
+    pairs = list(itertools.product(given, RATES))
+    every = {pair: arms(data, *pair, given[pair[0]], seeds=seeds, epochs=epochs) for pair in pairs}
     with threads(1), display(console) as shown:
         means = Means(Call(command=command, progress=shown), display=shown)
-        with means.writing(store), calling(store, means, {"id": "damping", "seeds": seeds, "epochs": epochs}) as trained:
-            for problem, optimizer in itertools.product(PROBLEMS[data], RATES):
-                own = suggested(data, problem)
-                every = arms(data, problem, optimizer, own, seeds=seeds, epochs=epochs)
-                settle(list(every.values()), store, trainer(store, means, trained, f"{problem}, {optimizer}"))
-                losses = {key: _losses(arm, store) for key, arm in every.items()}
-                results.append({"problem": problem, "optimizer": optimizer, "suggested": own, "losses": losses})
+        with means.writing(store):
+            stages = [(", ".join(pair), list(own.values())) for pair, own in every.items()]
+            train(stages, store, means, {"id": "damping", "seeds": seeds, "epochs": epochs})
+    results = []
+    for (problem, optimizer), own in every.items():
+        losses = {key: _losses(arm, store) for key, arm in own.items()}
+        results.append({"problem": problem, "optimizer": optimizer, "suggested": given[problem], "losses": losses})
     for line in [*table({"results": results}), f"Records: {store.path}"]:
         console.print(line, markup=False, soft_wrap=True)
 

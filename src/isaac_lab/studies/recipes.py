@@ -9,8 +9,8 @@ from isaac_lab.data.files import DataError
 from isaac_lab.products import threads
 from isaac_lab.record import Store
 from isaac_lab.studies import decides, finals, hashed, rules
-from isaac_lab.studies.calls import Means, calling, clock, trainer
-from isaac_lab.study import Arm, Search, resolve, settle
+from isaac_lab.studies.calls import Means, clock, train
+from isaac_lab.study import Arm, Search, resolve
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
 
@@ -168,8 +168,7 @@ def _run(recipe: Recipe, store: Store, scale: str, means: Means) -> None:
     networks = store.about.get("networks", {}) | ({recipe.name: network} if network else {})
     own, how = arms(recipe, scale, network), SCALES[scale]
     about = {"id": "recipes", "scale": scale, "device": call.device, "networks": networks}
-    with calling(store, means, about, recipe.name) as trained:
-        settle(list(own.values()), store, trainer(store, means, trained, recipe.title))
+    train([(recipe.title, list(own.values()))], store, means, about, recipe.name)
     timed = {name: own[name].finals(None)[0] for name in ARMS[:2]}
     clock(recipe.name, timed, store, means, f"{recipe.title}: the time of a step", rounds=how.rounds, turn=how.turn)
 

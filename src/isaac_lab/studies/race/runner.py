@@ -9,10 +9,11 @@ from typing import Any
 from isaac_lab import method, methods, times
 from isaac_lab.data.files import DataError
 from isaac_lab.record import Store
-from isaac_lab.studies.calls import Means, calling, clock, trainer
+from isaac_lab.studies.calls import Means, clock, train
 from isaac_lab.studies.race import standings
 from isaac_lab.studies.race.race import ENTRANTS, RULES, SCALES, Course, Scale, arms, due, entrants
 from isaac_lab.study import Arm
+from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
 
 MODES = ("eager", "captured")
@@ -92,11 +93,12 @@ class _Race:
         with means.writing(store):
             racing, reasons = self._enter()
             about = self._about(reasons)
-            with calling(store, means, about) as trained:
-                means.say(f"{course.name}: {len(racing)} methods, {about['steps']:,} steps a run, rules {about['rules']}")
-                train = trainer(store, means, trained, f"{course.name}, {scale.name}")
-                while todo := due([own for name, own in self._arms().items() if name in racing], store):
-                    train(todo)
+            means.say(f"{course.name}: {len(racing)} methods, {about['steps']:,} steps a run, rules {about['rules']}")
+
+            def waiting() -> list[Trial]:
+                return due([own for name, own in self._arms().items() if name in racing], store)
+
+            train([(f"{course.name}, {scale.name}", waiting)], store, means, about)
             if self.request.timed:
                 self._time(about)
         return store.folder
