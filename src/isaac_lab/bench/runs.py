@@ -66,13 +66,17 @@ class Mode:
                 skipped[name] = "cannot be captured: its inverse reads an error flag back from the device"
                 continue
             try:
-                model, x, y = problem.make(self.device)
-                step = method(model, problem.loss_fn, damping)
-                steps[name] = partial(isaac_newton.capture(step, x, y) if self.captured else step, x, y)
+                steps[name] = self._step(problem, method, damping)
             except RuntimeError as error:
                 # Out of memory, or an operation that cannot be captured: a result too, and no reason to lose the others.
                 skipped[name] = f"failed: {str(error).splitlines()[0]}"
         return steps, skipped
+
+    def _step(self, problem: Problem, method: Method, damping: float) -> Callable[[], object]:
+        # A function of its own, so that what did not fit leaves nothing behind.
+        model, x, y = problem.make(self.device)
+        step = method(model, problem.loss_fn, damping)
+        return partial(isaac_newton.capture(step, x, y) if self.captured else step, x, y)
 
 
 @dataclass(frozen=True)
