@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 
 import isaac_newton as isaac
 from isaac_lab.bench import counting, memory, runs, steps, timing
-from isaac_lab.bench.formula import zeta_star_as_printed
 from isaac_lab.bench.models import MODEL_METHODS
-from isaac_lab.bench.modes import Mode
 from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain
 from isaac_lab.bench.published import PAPER, paper_ratio
+from isaac_lab.bench.runs import Mode
+from isaac_lab.bench.steps import zeta_star_as_printed
 from isaac_lab.cli import app
 from isaac_lab.models import EncoderClassifier, ResNet18
 from isaac_lab.report import benchmarks
@@ -367,7 +367,7 @@ def test_every_method_has_a_name_for_people() -> None:
 def test_models_as_people_train_them_have_stand_ins_on_a_cpu() -> None:
     """Every model, every option; records and tables as for the other benchmarks."""
     plan = runs.Plan(rounds=1)
-    (record,) = runs.user_models(plan)
+    (record,) = runs.measure("models", plan)
     assert runs.file_stem(record) == "models-cpu-1thread"
     assert [case["name"] for case in record["cases"]] == ["bert", "gpt2", "vit", "resnet50", "mlp-32", "field"]
     for case in record["cases"]:
@@ -377,7 +377,7 @@ def test_models_as_people_train_them_have_stand_ins_on_a_cpu() -> None:
 
 
 def test_some_of_the_models_with_some_of_their_options_have_a_record_of_their_own() -> None:
-    (record,) = runs.user_models(runs.Plan(rounds=1, models=("mlp-32",), methods=("auto",)))
+    (record,) = runs.measure("models", runs.Plan(rounds=1, models=("mlp-32",), methods=("auto",)))
     assert runs.file_stem(record) == "models-cpu-1thread-mlp-32-gradient-auto"
     assert record["command"].endswith(" --models mlp-32 --methods gradient,auto")
     assert [[method["name"] for method in case["methods"]] for case in record["cases"]] == [["gradient", "auto"]]

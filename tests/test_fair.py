@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from isaac_lab import methods
 from isaac_lab.data.sets import Dataset
 from isaac_lab.data.sets import load as loaded
-from isaac_lab.models import relu_network
+from isaac_lab.models import relu_layers
 from isaac_lab.record import Record
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
@@ -101,7 +101,11 @@ def test_digits_are_scaled_split_in_proportion_and_always_the_same(data: Dataset
 
 
 def test_the_network_has_five_linear_layers_named_fc() -> None:
-    linear = {name: module for name, module in relu_network(64, 10).named_modules() if isinstance(module, nn.Linear)}
+    linear = {
+        name: module
+        for name, module in relu_layers([64, 400, 400, 400, 400, 10]).named_modules()
+        if isinstance(module, nn.Linear)
+    }
     assert list(linear) == ["fc1", "fc2", "fc3", "fc4", "fc5"]
     assert [(layer.in_features, layer.out_features) for layer in linear.values()] == [
         (64, 400),

@@ -25,7 +25,7 @@ from isaac_lab.report import recipes as report
 from isaac_lab.stats import contrast, exceeds, holm, interval
 from isaac_lab.studies import recipes
 from isaac_lab.studies.calls import Means
-from isaac_lab.studies.recipes import ARMS, LINE, RECIPES, RULES, SCALES, Recipe, Request, arms
+from isaac_lab.studies.recipes import ARMS, LINE, RECIPES, RULES, SCALES, Recipe, arms, chosen
 from isaac_lab.studies.verdicts import standings, summed_up
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial, TrialError
@@ -526,10 +526,12 @@ def test_recipes_whose_data_are_missing_are_left_out(tmp_path: Path, monkeypatch
         return whole(trial, **options)
 
     monkeypatch.setattr(recipes, "load", without)
-    request = Request(tmp_path, "smoke", (SMALL, "siren"), Means(Call()))
-    assert [own.recipe.name for own in standings(recipes.run(request), "smoke")] == [SMALL]
+    store, means = Store(tmp_path), Means(Call())
+    assert [own.recipe.name for own in standings(recipes.run(chosen((SMALL, "siren")), store, "smoke", means), "smoke")] == [
+        SMALL
+    ]
     with pytest.raises(DataError, match="no picture"):
-        recipes.run(replace(request, recipes=("siren",)))
+        recipes.run(chosen(("siren",)), store, "smoke", means)
 
 
 def test_the_page_says_what_the_records_say(tmp_path: Path) -> None:

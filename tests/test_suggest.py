@@ -218,14 +218,13 @@ def test_the_grid_is_trained_once_and_gone_on_with(
 ) -> None:
     monkeypatch.setattr(dampings, "DAMPINGS", (0.1,))
     monkeypatch.setattr(dampings, "RATES", {"SGD": (0.1,), "Adam": (0.001,)})
-    arguments = ["--seeds", "1", "--epochs", "1", "--out", str(tmp_path)]
-    dampings.main(arguments)
+    dampings.main(seeds=1, epochs=1, out=tmp_path)
     records = Store(tmp_path / "digits").records()
     assert len(records) == 3 * 2 * (len(dampings.DAMPINGS) + 3)
     assert all(record.finished for record in records)
     said = capsys.readouterr().out
     monkeypatch.setattr(executors, "train", lambda *given, **options: pytest.fail("it is trained already"))
-    dampings.main(arguments)
+    dampings.main(seeds=1, epochs=1, out=tmp_path)
     assert capsys.readouterr().out.splitlines()[-7:] == said.splitlines()[-7:]
     assert "| 0.1 |" in said
 

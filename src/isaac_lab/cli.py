@@ -9,29 +9,15 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}: the laboratory needs it; pip install 'isaac-newton[lab]'") from None
 
-from isaac_lab.commands import data
-from isaac_lab.commands.bench import bench
-from isaac_lab.commands.claims import claims
-from isaac_lab.commands.demo import demo
-from isaac_lab.commands.race import race
-from isaac_lab.commands.rates import rates
-from isaac_lab.commands.recipes import recipes
-from isaac_lab.commands.report import report
-from isaac_lab.commands.reproduce import reproduce
-from isaac_lab.commands.scaling import scaling as scaling_on_paper
+from isaac_lab.commands import bench, claims, data, demo, race, rates, recipes, report, reproduce, scaling
 
 # Help in boxes cuts names of options at 80 columns; plain help does not.
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data.app, name="data")
-app.command()(demo)
-app.command()(bench)
-app.command()(reproduce)
-app.command()(claims)
-app.command()(race)
-app.command()(rates)
-app.command()(recipes)
-app.command()(report)
-app.command("scaling")(scaling_on_paper)
+for command in (demo.demo, bench.bench, reproduce.reproduce, claims.claims, race.race, rates.rates, recipes.recipes):
+    app.command()(command)
+app.command()(report.report)
+app.command()(scaling.scaling)
 
 
 def _version(wanted: bool) -> None:

@@ -16,21 +16,35 @@ from isaac_lab.trial import Trial
 
 @dataclass(frozen=True)
 class Update:
-    """Where runs that are trained together stand.
+    """Where runs that are trained together stand."""
 
-    Args:
-        trials: The runs.
-        step: Training steps done.
-        found: What was measured last: the lowest training loss of them, the highest accuracy.
-        per_second: Steps in a second, evaluation left out; None before the first.
-        ended: Their records, where training has ended.
-    """
+    trials: tuple[Trial, ...]  # the runs
+    step: int = 0  # training steps done
+    found: str = ""  # what was measured last: the lowest training loss of them, the highest accuracy
+    per_second: float | None = None  # steps in a second, evaluation left out; None before the first
+    ended: tuple[Record, ...] = ()  # their records, where training has ended
 
-    trials: tuple[Trial, ...]
-    step: int = 0
-    found: str = ""
-    per_second: float | None = None
-    ended: tuple[Record, ...] = ()
+    @property
+    def title(self) -> str:
+        """For people."""
+        first, count = self.trials[0], len(self.trials)
+        return first.title if count == 1 else f"{first.workload} {first.method}: {count} networks at once"
+
+    @property
+    def end(self) -> str:
+        """The last measurement of a run; of several that were trained together, how many diverged."""
+        if len(self.ended) > 1:
+            return f"{sum(not record.finished for record in self.ended)} of {len(self.ended)} diverged"
+        (record,) = self.ended
+        if not record.finished:
+            return record.status
+        last = {name: value for name, value in record.points[-1].items() if name != "step"} if record.points else {}
+        known = {name: value for name, value in last.items() if isinstance(value, int | float)}
+        return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in known.items())
+
+
+#: Takes note of an update.
+Progress = Callable[[Update], object]
 
 
 def nobody(update: Update) -> None:
@@ -70,19 +84,21 @@ class Display:
 
     def __call__(self, update: Update) -> None:
         """Draw."""
-        title = _title(update.trials)
+        self._done += len(update.ended)
         if self._bars is not None:
-            if update.trials not in self._tasks:
-                self._tasks[update.trials] = self._bars.add_task(title, total=update.trials[0].steps, text="")
-            rate = f"  {update.per_second:,.0f} steps/s" if update.per_second else ""
-            self._bars.update(self._tasks[update.trials], completed=update.step, text=update.found + rate)
+            self._draw(update, self._bars)
         if update.ended:
-            self._done += len(update.ended)
-            if self._bars is not None:
-                self._bars.remove_task(self._tasks.pop(update.trials))
-                if self._all is not None:
-                    self._bars.update(self._all, completed=self._done, text=self._left())
-            self.say(f"  {self._done} of {self._total}: {title}: {_end(update.ended)}{self._left()}")
+            self.say(f"  {self._done} of {self._total}: {update.title}: {update.end}{self._left()}")
+
+    def _draw(self, update: Update, bars: RichProgress) -> None:
+        if update.trials not in self._tasks:
+            self._tasks[update.trials] = bars.add_task(update.title, total=update.trials[0].steps, text="")
+        rate = f"  {update.per_second:,.0f} steps/s" if update.per_second else ""
+        bars.update(self._tasks[update.trials], completed=update.step, text=update.found + rate)
+        if update.ended:
+            bars.remove_task(self._tasks.pop(update.trials))
+            if self._all is not None:
+                bars.update(self._all, completed=self._done, text=self._left())
 
     def _left(self) -> str:
         if not self._done or self._done >= self._total:
@@ -92,32 +108,11 @@ class Display:
 
 
 @contextmanager
-def display(console: Console | None = None) -> Iterator[Display]:
+def display(console: Console) -> Iterator[Display]:
     """Show progress while the block runs."""
-    console = console or Console()
     if not console.is_terminal or console.is_dumb_terminal:
         yield Display(console, None)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     with RichProgress(*columns, console=console, transient=True) as bars:
         yield Display(console, bars)
-
-
-#: Takes note of an update.
-Progress = Callable[[Update], object]
-
-
-def _title(trials: Sequence[Trial]) -> str:
-    first = trials[0]
-    return first.title if len(trials) == 1 else f"{first.workload} {first.method}: {len(trials)} networks at once"
-
-
-def _end(ended: Sequence[Record]) -> str:
-    """The last measurement of a run; of several that were trained together, how many diverged."""
-    if len(ended) > 1:
-        return f"{sum(not record.finished for record in ended)} of {len(ended)} diverged"
-    (record,) = ended
-    if not record.finished:
-        return record.status
-    last = {name: value for name, value in record.points[-1].items() if name != "step"} if record.points else {}
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in last.items() if isinstance(value, int | float))

@@ -3,10 +3,9 @@
 The models are Hugging Face's with random weights. On a CPU small stand-ins of the same kinds take their places.
 """
 
-import gc
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -40,28 +39,25 @@ class _TokenLoss(nn.Module):
         return nn.functional.cross_entropy(output.flatten(0, 1), y.flatten())
 
 
-def _trained(model: nn.Module, loss_fn: nn.Module) -> Step:
-    """A step as in real training."""
-    on_gpu = next(model.parameters()).is_cuda
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, fused=on_gpu)
-    half = on_gpu and not isinstance(model, nn.Sequential)
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
-            loss: Tensor = loss_fn(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
-
-    return step
-
-
 def _attached(**options: Any) -> Method:
+    """A step as in real training, attached with these options unless there are none."""
+
     def method(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
         if options:
             isaac.attach(model, **{"damping": isaac.Relative(0.1), **options})
-        return _trained(model, loss_fn)
+        on_gpu = next(model.parameters()).is_cuda
+        optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, fused=on_gpu)
+        half = on_gpu and not isinstance(model, nn.Sequential)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+                loss: Tensor = loss_fn(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss
+
+        return step
 
     return method
 
@@ -79,122 +75,79 @@ MODEL_METHODS: Mapping[str, Method] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """How large the models are, and their batches."""
-
-    width: int
-    layers: int
-    heads: int
-    batch: int
-    length: int
-    image: int
-
-
-_GPU, _CPU = _Sizes(768, 12, 12, 32, 128, 224), _Sizes(48, 2, 2, 4, 16, 32)
-
-
 def models(device: str) -> dict[str, Problem]:
     """All models of a device, by name."""
-    tf: Any = importlib.import_module("transformers")  # importing it takes seconds
-    size, on_gpu = (_GPU, True) if device == "cuda" else (_CPU, False)
-    common = _bert_sizes(size.width, size.layers, size.heads)
-    gpt: dict[str, Any] = {"n_embd": size.width, "n_layer": size.layers, "n_head": size.heads}
-    vit: dict[str, Any] = {**common, "image_size": size.image, "patch_size": size.image // 14, "num_labels": 1000}
-    resnet: dict[str, Any] = {"num_labels": 1000}
-    if not on_gpu:
-        resnet |= {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}
-
-    def bert(**sizes: Any) -> nn.Module:
-        model: nn.Module = tf.BertForSequenceClassification(tf.BertConfig(**sizes))
-        return model
-
-    found = [_tokens("bert", "BERT-base" if on_gpu else "BERT", lambda: bert(**common), size.batch, size.length)]
-    if on_gpu:
-        found.append(_tokens("bert-large", "BERT-large", lambda: bert(**_bert_sizes(1024, 24, 16)), 32, 256))
-    batch, length = (8, 1024) if on_gpu else (2, 16)
-    found += [
-        _language("gpt2", lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**gpt)), batch, length),
-        _images("vit", "ViT", lambda: tf.ViTForImageClassification(tf.ViTConfig(**vit)), 2 * size.batch, size.image),
-        _images(
-            "resnet50",
-            "ResNet-50" if on_gpu else "ResNet",
-            lambda: tf.ResNetForImageClassification(tf.ResNetConfig(**resnet)),
-            4 * size.batch,
-            size.image,
-        ),
-        *(_mlp(1024 if on_gpu else 64, rows) for rows in ((256, 1024) if on_gpu else (32,))),
-        chain((2, 256, 256, 256, 3), 4096, name="field", title="Neural field 2-256³-3, batch 4,096"),
-    ]
-    if not on_gpu:
-        found = [problem if problem.sizes else replace(problem, title=f"small {problem.title}") for problem in found]
+    found = _on_gpu() if device == "cuda" else _on_cpu()
     return {problem.name: problem for problem in found}
 
 
-def _bert_sizes(width: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * width,
-    }
+def _on_gpu() -> Iterator[Problem]:
+    base = _bert_sizes(768, 12, 12)
+    yield _tokens("bert", "BERT-base", base, 32, 128)
+    yield _tokens("bert-large", "BERT-large", _bert_sizes(1024, 24, 16), 32, 256)
+    yield _language({"n_embd": 768, "n_layer": 12, "n_head": 12}, 8, 1024)
+    yield _images("vit", "ViT", "ViT", {**base, "image_size": 224, "patch_size": 16}, 64, 224)
+    yield _images("resnet50", "ResNet-50", "ResNet", {}, 128, 224)
+    yield from (_mlp(1024, rows) for rows in (256, 1024))
+    yield _field()
 
 
-def device_work(step: Callable[[], object], copies: int) -> dict[str, float]:
-    """What one step leaves to a GPU: seconds that it is busy, kernels that are launched, the peak of its memory.
-
-    So many copies of the model, with their optimizers, are there at once; the peak is that of one.
-    """
-    from torch.profiler import ProfilerActivity, profile
-
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    resident = torch.cuda.memory_allocated()
-    step()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - resident + resident // copies
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        step()
-        torch.cuda.synchronize()
-    events: list[Any] = [event for event in profiler.key_averages() if str(event.device_type).endswith("CUDA")]
-    return {
-        "device_seconds": sum(event.self_device_time_total for event in events) / 1e6,
-        "launches": sum(event.count for event in events),
-        "allocated_bytes": peak,
-    }
-
-
-def _title(title: str, batch: int, size: object) -> str:
-    return f"{title}, batch {batch} × {size}"
-
-
-def _tokens(name: str, title: str, build: Callable[[], nn.Module], batch: int, length: int) -> Problem:
-    whole = _title(title, batch, length)
-    return classes(
-        name, whole, batch, lambda: _Logits(build(), "input_ids"), lambda: torch.randint(5, 30000, (batch, length)), 2
+def _on_cpu() -> Iterator[Problem]:
+    base = _bert_sizes(48, 2, 2)
+    small = (
+        _tokens("bert", "BERT", base, 4, 16),
+        _language({"n_embd": 48, "n_layer": 2, "n_head": 2}, 2, 16),
+        _images("vit", "ViT", "ViT", {**base, "image_size": 32, "patch_size": 2}, 8, 32),
+        _images("resnet50", "ResNet", "ResNet", {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}, 16, 32),
     )
+    yield from (replace(problem, title=f"small {problem.title}") for problem in small)
+    yield _mlp(64, 32)
+    yield _field()
 
 
-def _language(name: str, build: Callable[[], nn.Module], batch: int, length: int) -> Problem:
+def _bert_sizes(width: int, layers: int, heads: int) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return {**sizes, "intermediate_size": 4 * width}
+
+
+def _hub(model: str, config: str, inputs: str, sizes: Mapping[str, Any]) -> Callable[[], nn.Module]:
+    tf: Any = importlib.import_module("transformers")  # importing it takes seconds
+    return lambda: _Logits(getattr(tf, model)(getattr(tf, config)(**sizes)), inputs)
+
+
+def _tokens(name: str, title: str, sizes: Mapping[str, Any], batch: int, length: int) -> Problem:
+    build = _hub("BertForSequenceClassification", "BertConfig", "input_ids", sizes)
+    title = f"{title}, batch {batch} × {length}"
+    return classes(name, title, batch, build, lambda: torch.randint(5, 30000, (batch, length)), 2)
+
+
+def _language(sizes: Mapping[str, Any], batch: int, length: int) -> Problem:
     def draw() -> tuple[Tensor, Tensor]:
         tokens = torch.randint(5, 50000, (batch, length))
         return tokens, tokens.clone()
 
-    return Problem(name, _title("GPT-2", batch, length), batch, lambda: _Logits(build(), "input_ids"), draw, _TokenLoss())
+    build = _hub("GPT2LMHeadModel", "GPT2Config", "input_ids", sizes)
+    return Problem("gpt2", f"GPT-2, batch {batch} × {length}", batch, build, draw, _TokenLoss())
 
 
-def _images(name: str, title: str, build: Callable[[], nn.Module], batch: int, size: int) -> Problem:
-    last = torch.channels_last if name == "resnet50" else torch.contiguous_format
-    whole = _title(title, batch, f"{size}²")
-
-    def inputs() -> Tensor:
-        return torch.rand(batch, 3, size, size).to(memory_format=last)
-
-    # Torch's annotations of `Module.to` leave the memory format out.
-    return classes(name, whole, batch, lambda: _Logits(build(), "pixel_values").to(memory_format=last), inputs, 1000)  # type: ignore[call-overload]
+def _images(name: str, title: str, kind: str, sizes: Mapping[str, Any], batch: int, size: int) -> Problem:
+    last = torch.channels_last if kind == "ResNet" else torch.contiguous_format
+    build = _hub(f"{kind}ForImageClassification", f"{kind}Config", "pixel_values", {**sizes, "num_labels": 1000})
+    return classes(
+        name,
+        f"{title}, batch {batch} × {size}²",
+        batch,
+        # Torch's annotations of `Module.to` leave the memory format out.
+        lambda: build().to(memory_format=last),  # type: ignore[call-overload]
+        lambda: torch.rand(batch, 3, size, size).to(memory_format=last),
+        1000,
+    )
 
 
 def _mlp(width: int, batch: int) -> Problem:
     title = f"MLP 784-{width}⁴-10, batch {batch}"
     return chain((784, *[width] * 4, 10), batch, name=f"mlp-{batch}", title=title, classified=True)
+
+
+def _field() -> Problem:
+    return chain((2, 256, 256, 256, 3), 4096, name="field", title="Neural field 2-256³-3, batch 4,096")

@@ -1,9 +1,10 @@
 """What a step is measured on: a network, a fixed random batch for it, and a loss."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +13,15 @@ from isaac_lab.models import AUTOENCODER, EncoderClassifier, ResNet18, relu_laye
 
 #: The paper's.
 BATCH = 60
+#: Networks of one panel of the paper's Figure 1: 13 values of λ_a times 13 of λ_g and ∞.
+COPIES = 182
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One model of a benchmark.
+    """One model of a benchmark; `batch` samples, a loss that is a mean over them.
 
-    Args:
-        name: What options, records and tables call it.
-        title: The same for people.
-        batch: Samples in a batch.
-        build: Makes the network.
-        draw: Makes inputs and targets.
-        loss_fn: The loss, a mean over the batch.
-        sizes: Of the layers, where the network is a chain of linear ones.
+    `sizes` are those of the layers, where the network is a chain of linear ones.
     """
 
     name: str
@@ -46,27 +42,22 @@ class Problem:
 
 
 def classes(
-    name: str, title: str, batch: int, build: Callable[[], nn.Module], inputs: Callable[[], Tensor], outputs: int
+    name: str, title: str, batch: int, build: Callable[[], nn.Module], inputs: Callable[[], Tensor], outputs: int, **more: Any
 ) -> Problem:
     """Cross-entropy of so many outputs against random classes."""
-    return Problem(name, title, batch, build, lambda: (inputs(), torch.randint(outputs, (batch,))), nn.CrossEntropyLoss())
+    loss_fn = nn.CrossEntropyLoss()
+    return Problem(name, title, batch, build, lambda: (inputs(), torch.randint(outputs, (batch,))), loss_fn, **more)
 
 
 def chain(sizes: tuple[int, ...], batch: int, *, name: str, title: str, classified: bool = False) -> Problem:
-    """Linear layers with ReLU between them, on inputs in [0, 1].
+    """Linear layers of these sizes with ReLU between them, on inputs in [0, 1].
 
-    Args:
-        sizes: From the inputs to the outputs.
-        batch: Samples in a batch.
-        name: As in `Problem`.
-        title: As in `Problem`.
-        classified: As in `classes`; otherwise the mean squared error against numbers in [0, 1], which are the inputs
-            themselves where the sizes allow it.
+    They are `classified`, as in `classes`; otherwise the loss is the mean squared error against numbers in [0, 1], which are
+    the inputs themselves where the sizes allow it.
     """
     build = partial(relu_layers, sizes)
     if classified:
-        found = classes(name, title, batch, build, lambda: torch.rand(batch, sizes[0]), sizes[-1])
-        return replace(found, sizes=sizes)
+        return classes(name, title, batch, build, lambda: torch.rand(batch, sizes[0]), sizes[-1], sizes=sizes)
 
     def draw() -> tuple[Tensor, Tensor]:
         x = torch.rand(batch, sizes[0])
@@ -86,13 +77,22 @@ def resnet(*, batch: int) -> Problem:
     return classes("resnet18", f"ResNet-18 (CIFAR), batch {batch}", batch, ResNet18, lambda: torch.rand(batch, 3, 32, 32), 10)
 
 
-def _table2() -> dict[str, Problem]:
-    problems = {
-        str(width): chain((784, *[width] * 4, 10), BATCH, name=str(width), title=f"5 layers × {width}", classified=True)
-        for width in (100, 400, 1600, 6400)
-    }
-    return problems | {"autoencoder": chain(AUTOENCODER, BATCH, name="autoencoder", title="auto-encoder")}
+def panel(copies: int = COPIES) -> Problem:
+    """So many networks with 400 neurons per layer at once; all see the same batch."""
+    sizes = (784, 400, 400, 400, 400, 10)
+
+    def build() -> nn.Module:
+        return nn.ModuleList([relu_layers(sizes) for _ in range(copies)])
+
+    title = f"{copies} networks 5 layers × 400 at once"
+    return classes(f"grid{copies}", title, BATCH, build, lambda: torch.rand(BATCH, sizes[0]), sizes[-1])
 
 
 #: The models of the paper's Table 2.
-TABLE2: Mapping[str, Problem] = MappingProxyType(_table2())
+TABLE2: Mapping[str, Problem] = MappingProxyType(
+    {
+        str(width): chain((784, *[width] * 4, 10), BATCH, name=str(width), title=f"5 layers × {width}", classified=True)
+        for width in (100, 400, 1600, 6400)
+    }
+    | {"autoencoder": chain(AUTOENCODER, BATCH, name="autoencoder", title="auto-encoder")}
+)

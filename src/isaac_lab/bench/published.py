@@ -1,48 +1,46 @@
-"""Figures to compare with: the paper's Table 2, and the bars that this project set itself."""
+"""Figures to compare with, from published.toml: the paper's Table 2, the bars of this project, and where records stand."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
+
+from isaac_lab.bench.steps import BASELINE
+
+Record = dict[str, Any]
+_KNOWN: Mapping[str, Any] = tomllib.loads((files(__package__) / "published.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Published:
-    """A cell of the paper's Table 2: seconds for 1,000 steps, so milliseconds per step, and the peak memory."""
+    """A cell of the paper's Table 2: milliseconds per step, and the peak memory."""
 
-    cpu: float | None
     gpu: float
     megabytes: float
+    cpu: float | None = None
 
 
-_MODELS = ("100", "400", "1600", "6400", "autoencoder")
+@dataclass(frozen=True)
+class Bar:
+    """A bar to reach: an upper bound for each case of a benchmark."""
+
+    title: str
+    kind: str
+    mode: str
+    method: str
+    quantity: Literal["ratio", "memory", "ms"]
+    limits: Mapping[str, float]
+    gpu: str = ""
 
 
-def _column(*cells: tuple[float | None, float, float]) -> dict[str, Published]:
-    return {model: Published(*cell) for model, cell in zip(_MODELS, cells, strict=True)}
-
-
-#: By method and model. CPU not named in the paper, GPU an A6000, batch 60.
-PAPER: Mapping[str, Mapping[str, Published]] = MappingProxyType(
-    {
-        "gradient": _column(
-            (2.05, 1.79, 1.0), (23.74, 1.84, 4.8), (187.87, 1.93, 51.0), (3439.59, 8.22, 691.0), (78.61, 2.20, 16.2)
-        ),
-        "kfac": _column(
-            (62.78, 17.63, 11.5),
-            (218.48, 32.00, 22.4),
-            (6985.48, 156.48, 212.2),
-            (None, 1320.81, 3155.3),
-            (1207.58, 74.09, 70.7),
-        ),
-        "zeta": _column(
-            (8.65, 11.76, 1.6), (38.67, 12.62, 7.7), (665.80, 12.53, 85.8), (9673.0, 31.87, 1197.8), (193.25, 14.19, 33.8)
-        ),
-        "zeta_star": _column(
-            (3.34, 4.07, 1.0), (13.62, 4.19, 4.9), (291.01, 4.49, 51.4), (3451.61, 10.24, 692.5), (87.39, 4.93, 16.5)
-        ),
-    }
-)
+#: By method and model.
+PAPER: Mapping[str, Mapping[str, Published]] = {
+    method: {model: Published(**cell) for model, cell in column.items()} for method, column in _KNOWN["paper"].items()
+}
+BARS = tuple(Bar(**own) for own in _KNOWN["bars"])
+#: λ at which the bars are set.
+DAMPING = 1.0
 
 
 def paper_ratio(model: str, method: str, device: str) -> float | None:
@@ -57,50 +55,38 @@ def paper_ratio(model: str, method: str, device: str) -> float | None:
     return own.gpu / plain.gpu
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A bar to reach: an upper bound for each case of a benchmark.
+class Standing(NamedTuple):
+    """A bar in one of its cases: its limit, what the newest record has (None for nothing), and the name of that record."""
 
-    Args:
-        title: What is bounded.
-        kind: The benchmark.
-        mode: How it is executed.
-        method: Of which method.
-        quantity: "ratio": time over the plain gradient's. "memory": percent of peak memory above the plain gradient's.
-            "ms": milliseconds per step.
-        limits: By case.
-        gpu: The GPU's name must contain this, where the bar is about one GPU.
-    """
-
-    title: str
-    kind: str
-    mode: str
-    method: str
-    quantity: Literal["ratio", "memory", "ms"]
-    limits: Mapping[str, float]
-    gpu: str = ""
+    bar: Bar
+    case: str
+    limit: float
+    value: float | None
+    record: str
 
 
-def _bar(title: str, mode: str, method: str, limits: tuple[float, ...], quantity: Literal["ratio", "memory"] = "ratio") -> Bar:
-    gpu = "H200" if mode.startswith("cuda") else ""
-    return Bar(title, "table2", mode, method, quantity, dict(zip(_MODELS, limits, strict=True)), gpu)
+def standings(records: Mapping[str, Record]) -> list[Standing]:
+    """Of all bars, from records by name, oldest first."""
+    return [Standing(bar, case, limit, *_measured(bar, case, records)) for bar in BARS for case, limit in bar.limits.items()]
 
 
-#: λ at which the bars are set.
-DAMPING = 1.0
+def _measured(bar: Bar, case_name: str, records: Mapping[str, Record]) -> tuple[float | None, str]:
+    for name, record in reversed(list(records.items())):
+        fits = (record.get("kind"), record.get("mode")) == (bar.kind, bar.mode) and bar.gpu in record["machine"].get("gpu", "")
+        # The damping decides in which precision an inverse is computed; the bars are set for one.
+        if not fits or record["settings"]["damping"] != DAMPING:
+            continue
+        for case in record["cases"]:
+            entries = {method["name"]: method for method in case["methods"] if case["name"] == case_name}
+            value = _quantity(bar.quantity, entries.get(bar.method, {}), entries.get(BASELINE, {}))
+            if value is not None:
+                return value, name
+    return None, ""
 
-BARS = (
-    _bar("ζ* in one CUDA graph, H200", "cuda-captured", "zeta_star", (1.00, 1.00, 1.00, 1.00, 1.02)),
-    _bar("ζ* eager, H200", "cuda-eager", "zeta_star", (1.4,) * 5),
-    _bar("ζ in one CUDA graph, H200", "cuda-captured", "zeta", (1.6,) * 5),
-    _bar("ζ*, CPU, 1 thread", "cpu-1thread", "zeta_star", (1.45, 1.12, 1.04, 1.01, 1.09)),
-    _bar("ζ, CPU, 1 thread", "cpu-1thread", "zeta", (2.2, 1.7, 1.6, 1.6, 1.6)),
-    _bar("Peak memory of ζ*, CPU", "cpu-1thread", "zeta_star", (2, 2, 1, 0.5, 2), "memory"),
-    _bar("Peak memory of ζ*, H200", "cuda-eager", "zeta_star", (2, 2, 1, 0.5, 2), "memory"),
-    Bar("ζ* reduce, BERT-shaped, CPU, 1 thread", "shapes", "cpu-1thread", "zeta_star reduce", "ratio", {"encoder": 1.05}),
-    Bar("ζ* reduce, BERT-shaped, H200 eager", "shapes", "cuda-eager", "zeta_star reduce", "ratio", {"encoder": 1.05}, "H200"),
-    Bar("ζ* of 182 networks at once, H200", "grid", "cuda-captured", "zeta_star", "ms", {"grid182": 2.0}, "H200"),
-    Bar("the same with products in TF32", "grid", "cuda-captured", "zeta_star", "ms", {"grid182-tf32": 2.0}, "H200"),
-    Bar("ζ of 182 networks at once, H200", "grid", "cuda-captured", "zeta", "ms", {"grid182": 4.0}, "H200"),
-    Bar("the same with products in TF32", "grid", "cuda-captured", "zeta", "ms", {"grid182-tf32": 4.0}, "H200"),
-)
+
+def _quantity(quantity: str, entry: Record, plain: Record) -> float | None:
+    if quantity == "memory":
+        there = "peak_bytes" in entry and "peak_bytes" in plain
+        return 100 * (entry["peak_bytes"] / plain["peak_bytes"] - 1) if there else None
+    name, factor = {"ratio": ("ratio", 1.0), "ms": ("seconds_per_step", 1e3)}[quantity]
+    return factor * float(entry[name]["median"]) if name in entry else None

@@ -1,17 +1,20 @@
-"""The benchmarks: Table 2, scaling, shapes, models, the grid. Each yields one record per mode."""
+"""The benchmarks: Table 2, scaling, shapes, models, the grid. Each makes one record for each way to execute a step."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
+
+import isaac_newton
 from isaac_lab.bench import counting, memory, timing
-from isaac_lab.bench.grid import GRID_METHODS, grid_problem
-from isaac_lab.bench.models import MODEL_METHODS, device_work, models
-from isaac_lab.bench.modes import Mode, modes
-from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, resnet
-from isaac_lab.bench.steps import BASELINE, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
-from isaac_lab.products import float32_products
+from isaac_lab.bench.models import MODEL_METHODS, models
+from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, panel, resnet
+from isaac_lab.bench.steps import BASELINE, GRID_METHODS, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
+from isaac_lab.products import float32_products, threads
 from isaac_lab.records import origin
 
 Record = dict[str, Any]
@@ -24,20 +27,63 @@ WIDTH = 512
 SCALING_METHODS = (BASELINE, "zeta_star")
 
 
+#: Their inverses read an error flag back from the device, which a CUDA graph cannot.
+NOT_CAPTURED = ("paper", "kfac")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to execute a step; `captured`: the whole of it is one CUDA graph, by `isaac_newton.capture`."""
+
+    device: str
+    threads: int = 1
+    captured: bool = False
+
+    @property
+    def name(self) -> str:
+        """For file names and tables."""
+        if self.device == "cpu":
+            return f"cpu-{self.threads}thread{'' if self.threads == 1 else 's'}"
+        return f"{self.device}-{'captured' if self.captured else 'eager'}"
+
+    def wait(self) -> None:
+        """Until the device has done what it was told to."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def active(self) -> AbstractContextManager[None]:
+        """Compute with this mode's threads, afterwards with as many as before."""
+        return threads(self.threads)
+
+    def prepare(
+        self, problem: Problem, methods: Mapping[str, Method], damping: float
+    ) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+        """The step of each method, ready to be called, and why others have none."""
+        steps: dict[str, Callable[[], object]] = {}
+        skipped: dict[str, str] = {}
+        for name, method in methods.items():
+            if self.captured and name in NOT_CAPTURED:
+                skipped[name] = "cannot be captured: its inverse reads an error flag back from the device"
+                continue
+            try:
+                steps[name] = self._step(problem, method, damping)
+            except RuntimeError as error:
+                # Out of memory, or an operation that cannot be captured: a result too, and no reason to lose the others.
+                skipped[name] = f"failed: {str(error).splitlines()[0]}"
+        return steps, skipped
+
+    def _step(self, problem: Problem, method: Method, damping: float) -> Callable[[], object]:
+        # A function of its own, so that what did not fit leaves nothing behind.
+        model, x, y = problem.make(self.device)
+        step = method(model, problem.loss_fn, damping)
+        return partial(isaac_newton.capture(step, x, y) if self.captured else step, x, y)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What the options of the command line say.
+    """What the options of the command line say, by their names there; all models and methods if none is named.
 
-    Args:
-        device: "cpu" or "cuda".
-        threads: Threads that torch computes with.
-        rounds: How often the methods take turns.
-        models: Of Table 2 or of "models"; all if none is named.
-        methods: Likewise; the plain gradient always comes first.
-        damping: λ.
-        memory: Whether Table 2 measures peak memory too.
-        budget: Seconds that one point of the scaling curves may take; larger ones are left out.
-        tick: Called with the name of what is being measured and by how much of a case the work has advanced.
+    `say` is called with the name of what is being measured.
     """
 
     device: str = "cpu"
@@ -48,7 +94,20 @@ class Plan:
     damping: float = 1.0
     memory: bool = True
     budget: float = 60.0
-    tick: Callable[[str, float], object] = lambda what, advance: None
+    say: Callable[[str], object] = lambda what: None
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """How every step is executed."""
+        if self.device == "cpu":
+            return (Mode("cpu", self.threads),)
+        if not torch.cuda.is_available():
+            raise ValueError("this machine has no CUDA device that torch can use; use --device cpu")
+        return Mode(self.device, self.threads), Mode(self.device, self.threads, captured=True)
+
+    def chosen(self, known: Mapping[str, Method]) -> dict[str, Method]:
+        """Of these methods those that are named, in their order, and the plain gradient."""
+        return {name: known[name] for name in known if name in (BASELINE, *(self.methods or known))}
 
 
 def choose(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
@@ -65,102 +124,85 @@ def named(kind: str, device: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (tuple(models(device)), tuple(MODEL_METHODS)) if kind == "models" else (tuple(TABLE2), tuple(METHODS))
 
 
-def table2(plan: Plan) -> Iterator[Record]:
+def measure(kind: str, plan: Plan) -> Iterator[Record]:
+    """A record for each mode of a device."""
+    for mode in plan.modes:
+        yield BENCHMARKS[kind](plan, mode)
+
+
+def table2(plan: Plan, mode: Mode) -> Record:
     """Time and peak memory of a step for the models and methods of the paper's Table 2."""
-    names = plan.models or tuple(TABLE2)
-    methods = {name: METHODS[name] for name in (BASELINE, *(plan.methods or METHODS))}
-    options = f" --models {','.join(names)} --methods {','.join(methods)}" + ("" if plan.memory else " --no-memory")
-    for mode in modes(plan.device, plan.threads):
-        cases = []
-        for name in names:
-            case = _time(TABLE2[name], methods, mode, plan, limit=SLOWEST_STEP)
-            # A captured step lives in a memory pool of its own, whose peak the allocator does not tell.
-            if plan.memory and not mode.captured:
-                _add_memory(case, mode, plan)
-            cases.append(case)
-        yield _record("table2", mode, plan, cases, options)
+    names, methods = plan.models or tuple(TABLE2), plan.chosen(METHODS)
+    cases = []
+    for name in names:
+        cases.append(_time(TABLE2[name], methods, mode, plan, limit=SLOWEST_STEP))
+        # A captured step lives in a memory pool of its own, whose peak the allocator does not tell.
+        if plan.memory and not mode.captured:
+            _add_memory(cases[-1], mode, plan)
+    return _record("table2", mode, plan, cases, _options(names, methods) + ("" if plan.memory else " --no-memory"))
 
 
-def scaling(plan: Plan) -> Iterator[Record]:
+def scaling(plan: Plan, mode: Mode) -> Record:
     """ζ* over the plain gradient by batch size and by width, beside the ratio of the multiply-adds."""
     methods = {name: METHODS[name] for name in SCALING_METHODS}
-    for mode in modes(plan.device, plan.threads):
-        cases: list[Record] = []
-        left_out: list[str] = []
-        for curve in ("batch", "width"):
-            previous: tuple[float, float] | None = None
-            for problem in _curve(curve):
-                work = counting.gradient(problem.sizes, problem.batch) + counting.conditioner(problem.sizes, problem.batch)
-                if previous is not None and _expected(work, previous, plan.rounds) > plan.budget:
-                    left_out.append(problem.title)
-                    plan.tick(problem.title, 1)
-                    continue
-                case = _time(problem, methods, mode, plan)
-                case |= {"curve": curve, "width": problem.sizes[0], "theory": counting.ratio(problem.sizes, problem.batch)}
-                cases.append(case)
-                seconds = [method["seconds_per_step"]["median"] for method in case["methods"] if "seconds" in method]
-                previous = (work, sum(seconds))
-        record = _record("scaling", mode, plan, cases, f" --budget {plan.budget:g}")
-        yield record | {"left_out": left_out}
+    cases: list[Record] = []
+    left_out: list[str] = []
+    for curve, points in {"batch": [(b, WIDTH) for b in BATCHES], "width": [(BATCH, width) for width in WIDTHS]}.items():
+        done, step = math.inf, 0.0
+        for batch, width in points:
+            sizes, title = (width,) * 4, f"batch {batch}, width {width}"
+            work = counting.gradient(sizes, batch) + counting.conditioner(sizes, batch)
+            # What this point will take, from the one before it and the multiply-adds of both.
+            likely = step * max(1.0, work / done)
+            likely = timing.WARM_UP * likely + plan.rounds * max(likely, timing.TURN * len(methods))
+            if step and likely > plan.budget:
+                left_out.append(title)
+                continue
+            case = _time(chain(sizes, batch, name=f"batch{batch}-width{width}", title=title), methods, mode, plan)
+            cases.append(case | {"curve": curve, "width": width, "theory": counting.ratio(sizes, batch)})
+            done = work
+            step = sum(method["seconds_per_step"]["median"] for method in case["methods"] if "seconds" in method)
+    return _record("scaling", mode, plan, cases, f" --budget {plan.budget:g}") | {"left_out": left_out}
 
 
-def shapes(plan: Plan) -> Iterator[Record]:
+def shapes(plan: Plan, mode: Mode) -> Record:
     """Networks with attention and convolutions."""
-    for mode in modes(plan.device, plan.threads):
-        problems = (encoder(), resnet(batch=32 if plan.device == "cpu" else 100))
-        cases = [_time(problem, SHAPE_METHODS[problem.name], mode, plan) for problem in problems]
-        yield _record("shapes", mode, plan, cases, "")
+    problems = (encoder(), resnet(batch=32 if plan.device == "cpu" else 100))
+    return _record("shapes", mode, plan, [_time(problem, SHAPE_METHODS[problem.name], mode, plan) for problem in problems])
 
 
-def user_models(plan: Plan) -> Iterator[Record]:
+def user_models(plan: Plan, mode: Mode) -> Record:
     """Models as people train them, eager and captured, with fused AdamW."""
-    known = models(plan.device)
-    problems = [known[name] for name in known if name in (plan.models or known)]
-    methods = {name: MODEL_METHODS[name] for name in MODEL_METHODS if name in (BASELINE, *(plan.methods or MODEL_METHODS))}
-    every = len(problems) == len(known) and len(methods) == len(MODEL_METHODS)
-    options = "" if every else f" --models {','.join(one.name for one in problems)} --methods {','.join(methods)}"
-    for mode in modes(plan.device, plan.threads):
-        cases = [_time(problem, methods, mode, plan) for problem in problems]
-        # All times first: once a profiler was there, launches take longer for the rest of the process.
-        for problem, case in zip(problems, cases, strict=True):
-            _add_work(problem, case, mode, plan)
-        record = _record("models", mode, plan, cases, options)
-        record["settings"] |= {"optimizer": "AdamW, fused on a GPU", "damping": 0.1, "relative": True}
-        yield record
+    known, methods = models(plan.device), plan.chosen(MODEL_METHODS)
+    names = [name for name in known if name in (plan.models or known)]
+    cases = [_time(known[name], methods, mode, plan) for name in names]
+    # All times first: once a profiler was there, launches take longer for the rest of the process.
+    for case in cases:
+        _add_work(known[case["name"]], case, mode, plan)
+    every = len(names) == len(known) and len(methods) == len(MODEL_METHODS)
+    record = _record("models", mode, plan, cases, "" if every else _options(names, methods))
+    record["settings"] |= {"optimizer": "AdamW, fused on a GPU", "damping": 0.1, "relative": True}
+    return record
 
 
-def grid(plan: Plan) -> Iterator[Record]:
+def grid(plan: Plan, mode: Mode) -> Record:
     """Many networks at once, as in the grids of the paper; on the CPU only a few of them."""
-    for mode in modes(plan.device, plan.threads):
-        if plan.device == "cpu":
-            yield _record("grid", mode, plan, [_time(grid_problem(copies=4), GRID_METHODS, mode, plan)], "")
-            continue
-        cases = [_time(grid_problem(), GRID_METHODS, mode, plan)]
+    problem = panel(copies=4) if plan.device == "cpu" else panel()
+    cases = [_time(problem, GRID_METHODS, mode, plan)]
+    if plan.device == "cuda":
         with float32_products(tensor_cores=True):
-            cases.append(_time(grid_problem(), GRID_METHODS, mode, plan))
-        cases[1] |= {"name": f"{cases[0]['name']}-tf32", "title": f"{cases[0]['title']}, products in TF32"}
-        yield _record("grid", mode, plan, cases, "")
+            cases.append(_time(problem, GRID_METHODS, mode, plan))
+        cases[1] |= {"name": f"{problem.name}-tf32", "title": f"{problem.title}, products in TF32"}
+    return _record("grid", mode, plan, cases)
 
 
-BENCHMARKS: Mapping[str, Callable[[Plan], Iterator[Record]]] = {
+BENCHMARKS: Mapping[str, Callable[[Plan, Mode], Record]] = {
     "table2": table2,
     "scaling": scaling,
     "shapes": shapes,
     "models": user_models,
     "grid": grid,
 }
-
-
-def case_count(kind: str, plan: Plan) -> int:
-    """How many cases a benchmark has, over all modes; what `Plan.tick` adds up to."""
-    cases = {
-        "table2": len(plan.models or TABLE2),
-        "scaling": len(BATCHES) + len(WIDTHS),
-        "shapes": len(SHAPE_METHODS),
-        "models": len(plan.models or models(plan.device)) if kind == "models" else 0,
-        "grid": 1 if plan.device == "cpu" else 2,
-    }
-    return cases[kind] * len(modes(plan.device, plan.threads))
 
 
 def file_stem(record: Record) -> str:
@@ -177,26 +219,22 @@ def file_stem(record: Record) -> str:
     return "-".join(parts)
 
 
+def _options(names: Sequence[str], methods: Mapping[str, Method]) -> str:
+    return f" --models {','.join(names)} --methods {','.join(methods)}"
+
+
 def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Plan, limit: float = math.inf) -> Record:
     """Every method on one problem: raw times of each round, and their summary."""
-    plan.tick(problem.title, 0)
-
-    def tick() -> None:
-        plan.tick(problem.title, 1 / plan.rounds)
-
+    plan.say(problem.title)
     with mode.active():
         steps, skipped = mode.prepare(problem, methods, plan.damping)
         if BASELINE not in steps:
             raise RuntimeError(f"the plain step of {problem.title} {skipped[BASELINE]}")
-        timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait, tick=tick)
+        timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait)
     skipped |= {name: f"left out: one step takes {seconds:.0f} s" for name, seconds in timings.too_slow.items()}
     found = timing.entries(timings.seconds, timings.steps_per_turn)
-    results = [
-        {"name": name, "skipped": skipped[name]}
-        if name in skipped
-        else {"name": name, **found[name], "seconds": timings.seconds[name]}
-        for name in methods
-    ]
+    measured = {name: {**entry, "seconds": timings.seconds[name]} for name, entry in found.items()}
+    results = [{"name": name, **({"skipped": skipped[name]} if name in skipped else measured[name])} for name in methods]
     return {"name": problem.name, "title": problem.title, "batch": problem.batch, "methods": results}
 
 
@@ -211,38 +249,21 @@ def _add_work(problem: Problem, case: Record, mode: Mode, plan: Plan) -> None:
             for _ in range(timing.WARM_UP + 1):
                 step()
         for name, step in steps.items():
-            timed[name] |= device_work(step, len(steps))
+            timed[name] |= memory.device_work(step, len(steps))
 
 
 def _add_memory(case: Record, mode: Mode, plan: Plan) -> None:
     for method in case["methods"]:
         if "skipped" in method:
             continue
-        plan.tick(f"{case['title']}: memory", 0)
+        plan.say(f"{case['title']}: memory")
         if mode.device == "cuda":
-            peak = memory.cuda_peak(TABLE2[case["name"]], METHODS[method["name"]], damping=plan.damping)
+            method |= memory.cuda_peak(TABLE2[case["name"]], METHODS[method["name"]], damping=plan.damping)
         else:
-            peak = memory.cpu_peak(case["name"], method["name"], damping=plan.damping, threads=plan.threads)
-        method |= peak
+            method |= memory.cpu_peak(case["name"], method["name"], damping=plan.damping, threads=plan.threads)
 
 
-def _curve(curve: str) -> list[Problem]:
-    """The points of a curve, smallest first: three linear layers of one width."""
-    points = [(batch, WIDTH) for batch in BATCHES] if curve == "batch" else [(BATCH, width) for width in WIDTHS]
-    return [
-        chain((width,) * 4, batch, name=f"batch{batch}-width{width}", title=f"batch {batch}, width {width}")
-        for batch, width in points
-    ]
-
-
-def _expected(work: float, previous: tuple[float, float], rounds: int) -> float:
-    """Seconds that a point will take, from the one before it and the multiply-adds of both."""
-    done, seconds = previous
-    step = seconds * max(1.0, work / done)
-    return timing.WARM_UP * step + rounds * max(step, timing.TURN * len(SCALING_METHODS))
-
-
-def _record(kind: str, mode: Mode, plan: Plan, cases: list[Record], options: str) -> Record:
+def _record(kind: str, mode: Mode, plan: Plan, cases: list[Record], options: str = "") -> Record:
     device = f" --device {plan.device} --threads {plan.threads}"
     return {
         "kind": kind,

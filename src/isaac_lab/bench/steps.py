@@ -1,15 +1,19 @@
 """What is compared: for each method the same step (zero_grad, forward, backward, SGD), but for the gradient that it uses."""
 
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import isaac_newton as isaac
-from isaac_lab.bench.formula import attach_formula
 from isaac_lab.methods.kfac import Kfac
+from isaac_lab.methods.optimizers import StackedSGD
 from isaac_lab.noise import GivenNormal, GivenUniform
 from isaac_lab.trial import Trial
 
@@ -47,8 +51,38 @@ def gradient(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
 
 def paper(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
     """ζ* by the printed formula with an explicit inverse."""
-    attach_formula(model, damping)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.__dict__["forward"] = partial(_as_printed, layer, damping)
     return gradient(model, loss_fn, damping)
+
+
+def zeta_star_as_printed(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], damping: float) -> Float[Tensor, "out in"]:
+    r"""Theorem 3 term by term: $g^\top \bigl(I - \tfrac{1}{λ} X (\tfrac{1}{λ} X + I)^{-1}\bigr) a$ with $X = a a^\top / b$."""
+    gram = a @ a.mT / a.shape[0]
+    identity = torch.eye(a.shape[0], device=a.device, dtype=a.dtype)
+    middle = identity - gram @ torch.inverse(gram / damping + identity) / damping
+    return g.mT @ middle @ a
+
+
+def _as_printed(layer: nn.Linear, damping: float, input: Tensor) -> Tensor:
+    output: Tensor = _Linear.apply(input, layer.weight, layer.bias, damping)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, damping: float) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.damping = damping
+        return F.linear(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        a, weight = ctx.saved_tensors
+        needs_input, _, needs_bias = ctx.needs_input_grad[:3]
+        grad_input = g @ weight if needs_input else None
+        return grad_input, zeta_star_as_printed(g, a, ctx.damping), g.sum(0) if needs_bias else None, None
 
 
 def attached(**options: Any) -> Method:
@@ -79,6 +113,23 @@ def kfac(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
     return _descent(model, loss_fn, backward)
 
 
+def stacked(model: nn.Module, loss_fn: nn.Module, damping: float, *, inputs: bool, outputs: bool) -> Step:
+    """All networks of a list at once, as an ensemble, with a damping of the inputs, of the outputs, or none."""
+    given, drawn = damping if inputs else math.inf, damping if outputs else math.inf
+    ensemble = isaac.Ensemble(list(model.children()), damping=given, output_damping=drawn)
+    optimizer = StackedSGD(ensemble, [LEARNING_RATE] * ensemble.copies)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        output = ensemble(x)
+        losses = ensemble.losses(loss_fn, output, y)
+        ensemble.backward(losses, output, loss_fn)
+        optimizer.step()
+        return losses
+
+    return step
+
+
 #: The columns of the paper's Table 2; "paper" and "zeta_star" compute the same.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {BASELINE: gradient, "paper": paper, "zeta_star": attached(), "zeta": zeta, "kfac": kfac}
@@ -97,5 +148,13 @@ SHAPE_METHODS: Mapping[str, Mapping[str, Method]] = MappingProxyType(
             "zeta_star last layer": attached(layers="fc"),
             "zeta_star reduce": attached(sharing="reduce"),
         },
+    }
+)
+#: What is compared for many networks at once.
+GRID_METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        BASELINE: partial(stacked, inputs=False, outputs=False),
+        "zeta_star": partial(stacked, inputs=True, outputs=False),
+        "zeta": partial(stacked, inputs=True, outputs=True),
     }
 )

@@ -23,13 +23,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timings:
-    """What `measure` saw.
-
-    Args:
-        steps_per_turn: How many steps each method runs in a turn.
-        seconds: Seconds per step of each method, one number per round.
-        too_slow: Methods that were left out, and the seconds that one step of them took.
-    """
+    """What `measure` saw: seconds per step of each method, one number per round, or of one step of what was left out."""
 
     steps_per_turn: dict[str, int]
     seconds: dict[str, list[float]]

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from isaac_lab.commands.training import Device, at_least_one, check_writable, named_errors, say
 
@@ -62,8 +61,7 @@ def bench(
         _page(records, out or Path("docs/benchmarks.md"))
         return
     settings = {"threads": threads, "rounds": rounds, "damping": damping, "memory": memory, "budget": budget}
-    kinds = KINDS if what == "all" else (what,)
-    _measure(kinds, device, out or Path("out/bench"), models, methods, settings)
+    _measure(KINDS if what == "all" else (what,), device, out or Path("out/bench"), models, methods, settings)
 
 
 def _page(records: Path, out: Path) -> None:
@@ -84,30 +82,24 @@ def _page(records: Path, out: Path) -> None:
 def _measure(kinds: Sequence[str], device: Device, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.bench.modes import modes
-        from isaac_lab.bench.runs import BENCHMARKS, Plan, case_count, choose, named
+        from isaac_lab.bench.runs import Plan, choose, measure, named
         from isaac_lab.report import benchmarks
     plan = Plan(device=device, **settings)
     try:
         option = "--device"
-        modes(plan.device, plan.threads)
-        option = "--models"
+        _ = plan.modes
         known = named(kinds[0] if len(kinds) == 1 else "table2", plan.device)
-        chosen = choose(models, known[0], "model")
+        option = "--models"
+        plan = replace(plan, models=choose(models, known[0], "model"))
         option = "--methods"
-        plan = replace(plan, models=chosen, methods=choose(methods, known[1], "method"))
+        plan = replace(plan, methods=choose(methods, known[1], "method"))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
     check_writable(out)
-    live = console.is_terminal and not console.is_dumb_terminal
-    columns = (TextColumn("{task.description:<32}"), BarColumn(bar_width=12), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not live) as progress:
-        task = progress.add_task("", total=sum(case_count(kind, plan) for kind in kinds))
-        plan = replace(plan, tick=lambda what, advance: progress.update(task, description=what, advance=advance))
+    with console.status("Measuring …") as status:
+        plan = replace(plan, say=lambda what: status.update(f"Measuring {what} …"))
         for kind in kinds:
             # With "all" the names are Table 2's.
-            every = (
-                replace(plan, models=(), methods=named(kind, plan.device)[1]) if kind == "models" and len(kinds) > 1 else plan
-            )
-            for record in BENCHMARKS[kind](every):
+            every = replace(plan, models=(), methods=()) if kind == "models" and len(kinds) > 1 else plan
+            for record in measure(kind, every):
                 benchmarks.show(record, out, console)

@@ -1,17 +1,12 @@
 """`isaac-newton claims`: what the paper says, sentence by sentence, and what the records say of it."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from isaac_lab.commands.training import check_writable, named_errors, place, say
-
-if TYPE_CHECKING:
-    from isaac_lab.claims.evidence import Claim, Finding
 
 
 def claims(
@@ -37,14 +32,21 @@ def claims(
                 f"there is no folder {str(path)!r}; isaac-newton {maker} makes records", param_hint=f"'{option}'"
             )
     with console.status("Loading torch …"):
-        from isaac_lab.claims import ledger
+        from isaac_lab.claims import counts, ledger
         from isaac_lab.claims.evidence import Evidence
         from isaac_lab.report import docs, reproduction
+        from isaac_lab.report.tables import table
     with named_errors("--records", page="--page"):
         evidence = Evidence(read, measured)
         found = ledger(evidence)
-        console.print(_table(found))
-        console.print(_counts(found), highlight=False)
+        # The sentence, below it our figures.
+        rows = [
+            [claim.number, str(own.verdict), f"“{claim.text}”\n{own.figures}{own.scale and f'  [{own.scale}]'}\n"]
+            for claim, own in found
+        ]
+        console.print(table(["Claim", "Verdict", "The paper, and our records"], rows).terminal())
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in counts(found).items())
+        console.print(f"{len(found)} claims: {counted}.", highlight=False)
         if page is not None:
             check_writable(page.parent, option="--page")
             docs.fill(page, reproduction.blocks(found, evidence, page.parent / "figures"))
@@ -65,20 +67,3 @@ def say_own_runs(console: Console, read: Path, option: str) -> None:
         text += "They are not counted here: smoke runs prove nothing, and others count with "
         text += f"{option} {own if option == '--records' else own.parent}."
     say(console, text)
-
-
-def _table(found: Sequence[tuple["Claim", "Finding"]]) -> Table:
-    """The sentence, below it our figures."""
-    from isaac_lab.report.tables import table
-
-    rows = [
-        [claim.number, str(finding.verdict), f"“{claim.text}”\n{finding.figures}{finding.scale and f'  [{finding.scale}]'}\n"]
-        for claim, finding in found
-    ]
-    return table(["Claim", "Verdict", "The paper, and our records"], rows).terminal()
-
-
-def _counts(found: Sequence[tuple["Claim", "Finding"]]) -> str:
-    from isaac_lab.claims import counts
-
-    return f"{len(found)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts(found).items()) + "."

@@ -15,22 +15,10 @@ from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, Parcel
 from isaac_lab.data.files import DataError, contents
 from isaac_lab.report.tables import Table, table
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="The data: MNIST, CIFAR-10, GLUE and others; list, fetch, verify.",
-)
-
-
+HELP = "The data: MNIST, CIFAR-10, GLUE and others; list, fetch, verify."
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help=HELP)
 #: Data sets that consist of files, and groups of them.
 Choice: TypeAlias = Literal["mnist", "fashion-mnist", "cifar-10", "cola", "mrpc", "stsb", "diamonds", "glue", "all"]
-
-
-def names(choice: Choice) -> tuple[str, ...]:
-    """The sets that are meant."""
-    return {"glue": GLUE, "all": tuple(SETS)}.get(choice, (choice,))
-
-
 Folder: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -39,18 +27,21 @@ Folder: TypeAlias = Annotated[
 ]
 
 
+def names(choice: Choice) -> tuple[str, ...]:
+    """The sets that are meant."""
+    return {"glue": GLUE, "all": tuple(SETS)}.get(choice, (choice,))
+
+
 @app.command(name="list")
 def list_sets(data: Folder = None) -> None:
     """All data sets: their sizes, and where they are or how to get them."""
     looked_at = _places(data)
-    rows = []
-    for name, files in SETS.items():
-        rows.append([name, *(f"{count:,}" for count in files.examples), files.example, _state(name, looked_at)])
     inside = "scikit-learn" if importlib.util.find_spec("sklearn") else "pip install 'isaac-newton[lab]'"
+    found = [(name, own.examples, own.example, _state(name, looked_at)) for name, own in SETS.items()]
     # The numbers stand here because importing them would import torch.
-    rows.append(["digits", "1,440", "357", "8 × 8", inside])
-    for name, made in GENERATED.items():
-        rows.append([name, *(f"{count:,}" for count in made.examples), made.example, "generated, for smoke runs"])
+    found.append(("digits", (1440, 357), "8 × 8", inside))
+    found += [(name, own.examples, own.example, "generated, for smoke runs") for name, own in GENERATED.items()]
+    rows = [[name, *(f"{count:,}" for count in examples), example, where] for name, examples, example, where in found]
     console = Console()
     console.print(table(("Data set", "Training", "Test", "Example", "Where"), rows, ("Data set", "Where")).terminal())
     say(console, "Looked at, in this order:", *(f"  {place.origin}: {place.folder}" for place in looked_at))
@@ -80,32 +71,34 @@ def fetch(
     live = console.is_terminal and not console.is_dumb_terminal
     with Progress(*columns, console=console, disable=not live, transient=True) as progress:
         for each in names(name):
-            files = SETS[each]
-            directory = folder / files.folder
+            directory = folder / SETS[each].folder
             _check_writable(directory)
             own = () if source is None else (f"{source.rstrip('/')}/{each}", source)
-            for parcel in files.parcels:
+            for parcel in SETS[each].parcels:
                 say(console, f"{each}/{parcel.name}: {_fetch(each, parcel, directory, own, progress)}")
     say(console, f"Data: {folder}" + ("" if to is None else f"\nUse it with --data {folder} or ISAAC_DATA={folder}"))
 
 
 def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], progress: Progress) -> str:
     """Get what one download brings, unless it is there; what was done, in words."""
+
+    def fail(message: str, code: int) -> NoReturn:
+        progress.stop()
+        say(Console(stderr=True), f"Error: {message}")
+        raise typer.Exit(code)
+
     title = f"{name}/{parcel.name}"
     task = progress.add_task(title, total=None)
+
+    def tick(done: int, total: int | None) -> None:
+        progress.update(task, completed=done, total=total)
+
     try:
-        address = download.fetch(
-            parcel,
-            directory,
-            download.addresses(SETS[name], parcel, own),
-            tick=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+        address = download.fetch(parcel, directory, download.addresses(SETS[name], parcel, own), tick=tick)
     except DataError as error:
-        progress.stop()
-        _fail(f"cannot fetch {title}: {error}", code=1)
+        fail(f"cannot fetch {title}: {error}", code=1)
     except OSError as error:
-        progress.stop()
-        _fail(f"cannot write to {directory}: {error.strerror}", code=2)
+        fail(f"cannot write to {directory}: {error.strerror}", code=2)
     progress.remove_task(task)
     progress.refresh()
     return f"fetched from {address}" if address else "already there"
@@ -147,9 +140,9 @@ def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
             rows.append([file.name, "", "**missing**"])
             problems.append(f"{directory / file.name} is missing, and so is {file.name}.gz")
             continue
+        state = "OK"
         try:
             contents(path, file)
-            state = "OK"
         except DataError as error:
             problems.append(str(error))
             state = "**wrong checksum**" if "checksum" in str(error) else "**corrupt**"
@@ -179,8 +172,3 @@ def _check_writable(directory: Path) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         message = f"cannot write to {str(directory)!r}; name a directory that you can write to"
         raise typer.BadParameter(message, param_hint="'--to'")
-
-
-def _fail(message: str, *, code: int) -> NoReturn:
-    say(Console(stderr=True), f"Error: {message}")
-    raise typer.Exit(code)

@@ -1,7 +1,8 @@
 """`isaac-newton demo`: train with and without ISAAC on embedded data; progress, a table, pictures."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -31,30 +32,26 @@ def demo(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.record import Store
-        from isaac_lab.studies.calls import Means
-        from isaac_lab.studies.demo import METHODS, arms, chosen, searched
+        from isaac_lab.studies.calls import settled
+        from isaac_lab.studies.demo import METHODS, Method, arms, chosen, searched
     # Small matrices: a GPU helps only many processes.
     on = training.chosen_device(device or "cpu", needed=True)
     search, store = subject == "search", Store(out)
-    options = {"--seeds": seeds, "--device": on != "cpu" and on}
-    command = training.command_line(["demo", *(["search"] if search else [])], options)
+    words, options = ["demo", *(["search"] if search else [])], {"--seeds": seeds, "--device": on != "cpu" and on}
     said = "each method's rate is chosen on one photograph, then " if search else ""
     training.say(console, f"A small network is fitted to a photograph: {said}{len(METHODS) * seeds} runs.")
 
-    def show() -> None:
-        from isaac_lab.report import demo as report
+    def read(methods: Sequence[Method]) -> Any:
+        return training.report("demo").read(store, methods, seeds, on)
 
-        found = report.read(store, chosen(store, seeds) if search else METHODS, seeds, on)
+    def show() -> None:
+        report, found = training.report("demo"), read(chosen(store, seeds) if search else METHODS)
         report.write(found, out, data)
         console.print(report.table(found).terminal(), *report.what_one_sees(found), "", sep="\n", highlight=False)
         training.say(console, f"Pictures: {out / 'pictures.png'}, {out / 'curves.png'}", f"Records: {store.path}")
 
-    def blocks(pictures: Path) -> training.Blocks:
-        from isaac_lab.report import demo as report
-
-        return report.blocks(lambda: report.read(store, METHODS, seeds, on), pictures)
-
     timed = {method.name: method.trial(0) for method in METHODS}
-    train = training.settled(searched(seeds) if search else arms(seeds), store, {"id": "demo"}, timed)
-    means = Means(training.how_to_train(command, on, data, workers, minutes))
-    training.perform(training.Work(train, show, blocks), means, console, out, pages=fill)
+    train = settled(searched(seeds) if search else arms(seeds), store, {"id": "demo"}, timed)
+    means = training.means(words, options, on, data, workers, minutes)
+    work = training.Work(train, show, lambda pictures: training.report("demo").blocks(lambda: read(METHODS), pictures))
+    training.perform(work, means, console, out, pages=fill)

@@ -1,9 +1,8 @@
 """`isaac-newton race`: ISAAC against the optimizers that people would pick instead, by rules fixed before the runs."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -38,54 +37,43 @@ def race(
     """Tune every method with the same number of trials, then train it with other seeds, and show where it ended."""
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.studies.calls import Means
         from isaac_lab.studies.race import runner
         from isaac_lab.studies.race.race import COURSES, SCALES
     if workload == RULES:
-        _rules(console, scale)
+        for own in training.report("race_rules").rules(scale):
+            console.print(own.terminal())
         return
     if workload != ALL and workload not in COURSES:
         there = f"{', '.join(COURSES)}, {ALL} and {RULES}"
         raise typer.BadParameter(f"there is no workload {workload!r}; there are {there}", param_hint="WORKLOAD")
     chosen = list(COURSES.values()) if workload == ALL else [COURSES[workload]]
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "race", only_read=draw_only)
-    training.use_encoder(model)
     request = runner.Request(out, SCALES[scale], training.listed(methods), times)
-    with training.named_errors(more={runner.UnknownMethodError: "--methods"}):
+    with training.named_errors(more={runner.RaceError: "--methods"}):
         runner.check_methods(request.methods)
     options = {"--scale": scale, "--device": on, "--workers": workers, "--methods": ",".join(request.methods)}
-    command = training.command_line(["race", "WORKLOAD"], options | {"--model": model and Path(model).name})
+    options["--model"] = training.use_encoder(model)
 
     def show() -> None:
-        from isaac_lab.record import Store
-        from isaac_lab.report import race as report
-
         # A page shows all races that are committed, also where there is none of this scale.
         for folder in runner.folders(chosen, request, needed=not fill):
-            _report(folder, report.write(Store(folder)), console)
-
-    def blocks(pictures: Path) -> training.Blocks:
-        from isaac_lab.report import race as report
-
-        return report.blocks(out, pictures)
+            _show(folder, console)
 
     work = training.Work(
-        lambda means: runner.run(chosen, replace(request, means=means)), show, blocks, {runner.RaceError: "--out"}
+        train=lambda means: runner.run(chosen, replace(request, means=means)),
+        show=show,
+        blocks=lambda pictures: training.report("race").blocks(out, pictures),
+        errors={runner.RaceError: "--out"},
     )
-    means = Means(training.how_to_train(command, on, data, workers, minutes))
+    means = training.means(["race", "WORKLOAD"], options, on, data, workers, minutes)
     training.perform(work, means, console, out, draw_only=draw_only, pages=fill)
 
 
-def _rules(console: Console, scale: str) -> None:
-    from isaac_lab.report.race_rules import rules
+def _show(folder: Path, console: Console) -> None:
+    from isaac_lab.record import Store
 
-    for own in rules(scale):
-        console.print(own.terminal())
-
-
-def _report(folder: Path, summary: Mapping[str, Any], console: Console) -> None:
-    from isaac_lab.report import race as report
-
+    report = training.report("race")
+    summary = report.write(Store(folder))
     for table in (report.brief(summary), report.compared(summary), report.clocks(summary)):
         if table.rows:
             console.print(table.terminal())
@@ -94,9 +82,4 @@ def _report(folder: Path, summary: Mapping[str, Any], console: Console) -> None:
         labels = ", ".join(method["label"] for method in summary["methods"] if method["reason"] == reason)
         training.say(console, f"{labels} did not run: {reason}.", prose=True)
     training.say(console, " ".join(report.said(summary)), prose=True)
-    training.say(
-        console,
-        f"Picture: {folder}/figure.png, .svg",
-        f"Numbers: {folder}/numbers.csv",
-        f"Records: {folder}/trials.jsonl",
-    )
+    training.say_files(console, folder, Picture="figure.png, .svg", Numbers="numbers.csv", Records="trials.jsonl")

@@ -26,29 +26,20 @@ def rates(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.record import Store
-        from isaac_lab.studies.calls import Means
+        from isaac_lab.studies.calls import settled
         from isaac_lab.studies.rates import arms
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "rates", only_read=draw_only)
-    command = training.command_line(["rates"], {"--scale": scale, "--device": on})
-    store, pairs = Store(out / scale), arms(scale)
-    timed = {arm.finals(None)[0].method: arm.finals(None)[0] for pair in pairs.values() for arm in pair}
-    every = [arm for pair in pairs.values() for arm in pair]
-    turn = 0.01 if scale == "smoke" else 0.1
+    store, every = Store(out / scale), [arm for pair in arms(scale).values() for arm in pair]
+    timed = {arm.finals(None)[0].method: arm.finals(None)[0] for arm in every}
+    train = settled(every, store, {"id": "rates", "scale": scale}, timed, turn=0.01 if scale == "smoke" else 0.1)
 
     def show() -> None:
-        from isaac_lab.report import rates as report
-
+        report = training.report("rates")
         found = report.write(store, scale)
         console.print(report.table(found).terminal())
         training.say(console, report.summed_up(found), prose=True)
-        folder = store.folder
-        training.say(console, f"Picture: {folder / 'figure.png'}", f"Table: {folder / 'table.md'}", f"Records: {store.path}")
+        training.say_files(console, store.folder, Picture="figure.png", Table="table.md", Records="trials.jsonl")
 
-    def blocks(pictures: Path) -> training.Blocks:
-        from isaac_lab.report import rates as report
-
-        return report.blocks(out, pictures)
-
-    work = training.Work(training.settled(every, store, {"id": "rates", "scale": scale}, timed, turn), show, blocks)
-    means = Means(training.how_to_train(command, on, data, workers, minutes))
+    work = training.Work(train, show, lambda pictures: training.report("rates").blocks(out, pictures))
+    means = training.means(["rates"], {"--scale": scale, "--device": on}, on, data, workers, minutes)
     training.perform(work, means, console, out, draw_only=draw_only, pages=fill)

@@ -1,6 +1,5 @@
 """`isaac-newton recipes`: public training scripts, the same with one line, and at the best of five rates."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,32 +27,28 @@ def recipes(
     """Train each recipe plain and with `isaac.attach(model)`, and say whether the line helped, did nothing or did harm."""
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.studies.calls import Means
-        from isaac_lab.studies.recipes import RecipeError, Request, chosen, run
+        from isaac_lab.record import Store
+        from isaac_lab.studies.recipes import RecipeError, chosen, run
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "recipes", only_read=draw_only)
-    training.use_encoder(model)
-    request = Request(out, scale, training.listed(recipes))
+    store = Store(out / scale)
     with training.named_errors(more={RecipeError: "--recipes"}):
-        chosen(request.recipes)
-    options = {"--scale": scale, "--device": on, "--model": model and Path(model).name}
+        wanted = chosen(training.listed(recipes))
 
     def show() -> None:
-        from isaac_lab.report import recipes as report
         from isaac_lab.studies.verdicts import summed_up
 
-        store = request.store
+        report = training.report("recipes")
         found = report.write(store, scale)
         console.print(report.brief(found).terminal())
         training.say(console, summed_up(found))
-        training.say(
-            console, f"Picture: {store.folder / 'figure.png'}", f"Tables: {store.folder / 'table.md'}", f"Records: {store.path}"
-        )
+        training.say_files(console, store.folder, Picture="figure.png", Tables="table.md", Records="trials.jsonl")
 
-    def blocks(pictures: Path) -> training.Blocks:
-        from isaac_lab.report import recipes as report
-
-        return report.blocks(out, pictures)
-
-    work = training.Work(lambda means: run(replace(request, means=means)), show, blocks, {RecipeError: "--out"})
-    means = Means(training.how_to_train(training.command_line(["recipes"], options), on, data, workers, minutes))
+    work = training.Work(
+        train=lambda means: run(wanted, store, scale, means),
+        show=show,
+        blocks=lambda pictures: training.report("recipes").blocks(out, pictures),
+        errors={RecipeError: "--out"},
+    )
+    options = {"--scale": scale, "--device": on, "--model": training.use_encoder(model)}
+    means = training.means(["recipes"], options, on, data, workers, minutes)
     training.perform(work, means, console, out, draw_only=draw_only, pages=fill)

@@ -11,6 +11,7 @@ from isaac_lab.commands import training
 
 # torch takes seconds to import and `--help` should not: the command imports it.
 if TYPE_CHECKING:
+    from isaac_lab.studies.paper.folder import View
     from isaac_lab.studies.paper.recipe import Experiment
     from isaac_lab.studies.paper.runner import Request
 
@@ -59,25 +60,10 @@ def reproduce(
         return
     if id != "all" and id not in EXPERIMENTS:
         raise typer.BadParameter(f"there is no {id!r}; there are {', '.join(EXPERIMENTS)}, all and list", param_hint="ID")
-    call = Call(
-        executor=executor or "",
-        device=training.chosen_device(device, needed=not draw_only),
-        folder=data,
-        workers=workers,
-        tensor_cores=tensor_cores,
-        copies=copies,
-        seconds=checkpoint_seconds,
-        until=training.deadline(minutes),
-    )
-    request = Request(
-        scale=scale,
-        out=training.place(out, "reproduce", only_read=draw_only),
-        resume=resume,
-        panels=training.listed(panels),
-        settings=tuple(setting or ()),
-        bench=bench,
-        means=Means(call, model=model, seeds=seeds),
-    )
+    on, until = training.chosen_device(device, needed=not draw_only), training.deadline(minutes)
+    call = Call(executor or "", on, data, workers, tensor_cores, copies, checkpoint_seconds, until)
+    out, wanted, settings = training.place(out, "reproduce", only_read=draw_only), training.listed(panels), tuple(setting or ())
+    request = Request(scale, out, resume, wanted, settings, bench, Means(call, model=model, seeds=seeds))
     left_out = []
     for experiment in EXPERIMENTS.values() if id == "all" else [EXPERIMENTS[id]]:
         try:
@@ -96,37 +82,30 @@ def reproduce(
 def _perform(experiment: "Experiment", request: "Request", console: Console, *, draw_only: bool) -> None:
     from isaac_lab.studies.paper import runner
 
-    call = request.means.call
-    call = replace(call, command=_command(experiment, request), executor=call.executor or experiment.executor)
+    means, call = request.means, request.means.call
+    # How to run this again, without the places of this machine.
+    options: dict[str, object] = {"--scale": request.scale, "--device": call.device, "--executor": call.executor}
+    options |= {"--panels": ",".join(request.panels), "--seeds": means.seeds, "--model": Path(means.model).name}
+    options |= {"--tensor-cores": call.tensor_cores, "--set": request.settings}
+    command = training.command_line(["reproduce", experiment.id], options)
+    call = replace(call, command=command, executor=call.executor or experiment.executor)
     work = training.Work(
-        lambda means: runner.run(experiment, replace(request, means=means)),
-        lambda: _show(experiment, request, console),
+        train=lambda means: runner.run(experiment, replace(request, means=means)),
+        show=lambda: _show(runner.known(experiment, request), console),
         errors={runner.NothingToDrawError: "--out", runner.UnknownPanelError: "--panels"},
     )
-    training.perform(work, replace(request.means, call=call), console, request.out, draw_only=draw_only)
+    training.perform(work, replace(means, call=call), console, request.out, draw_only=draw_only)
     console.print()
 
 
-def _command(experiment: "Experiment", request: "Request") -> str:
-    """How to run this again, without the places of this machine."""
-    means, call = request.means, request.means.call
-    options: dict[str, object] = {"--scale": request.scale, "--device": call.device, "--executor": call.executor}
-    options |= {"--panels": ",".join(request.panels), "--seeds": means.seeds, "--model": means.model and Path(means.model).name}
-    options |= {"--tensor-cores": call.tensor_cores, "--set": request.settings}
-    return training.command_line(["reproduce", experiment.id], options)
-
-
-def _show(experiment: "Experiment", request: "Request", console: Console) -> None:
-    from isaac_lab.report import paper
-    from isaac_lab.report.views import setting
-    from isaac_lab.studies.paper import runner
-
-    view = runner.known(experiment, request)
+def _show(view: "View", console: Console) -> None:
+    paper, experiment = training.report("paper"), view.experiment
     paper.write(view)
-    about = [setting(view)] if view.outcomes else []
+    about = [training.report("views").setting(view)] if view.outcomes else []
     training.say(console, f"\n{experiment.name}: {experiment.shows}", *about, prose=True)
     if (table := paper.table(view)) is not None:
         console.print(table.terminal())
-    training.say(console, *paper.trained(view), f"Figure: {view.directory / 'figure.png'}, .svg")
-    training.say(console, *(f"Numbers: {path}" for path in [view.directory / "numbers.csv"] if path.exists()))
+    training.say(console, *paper.trained(view))
+    numbers = {"Numbers": "numbers.csv"} if (view.directory / "numbers.csv").exists() else {}
+    training.say_files(console, view.directory, Figure="figure.png, .svg", **numbers)
     training.say(console, *(f"Records: {store.path}" for store in paper.stores(view)))

@@ -1,10 +1,11 @@
 """`isaac-newton scaling`: what ζ* would cost on large GPTs under FSDP2, on paper, and how well small ones agree."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,9 +13,6 @@ from rich.console import Console
 from isaac_lab.commands.training import command_line, listed, named_errors, say
 from isaac_lab.scaling.overhead import LIMIT
 from isaac_lab.scaling.sizes import H100, SHAPES, Machine, Workload
-
-if TYPE_CHECKING:
-    from isaac_lab.report.scaling import Plan
 
 RECORD = Path("results/scaling/checks.json")
 GPUS = "8,64,256,1024"
@@ -61,23 +59,19 @@ def scaling(
     given |= {"--micro-batches": (micro_batches, 1), "--limit": (limit, 100 * LIMIT)}
     options = {name: value for name, (value, default) in given.items() if value != default}
     command = command_line(["scaling"], {"--page": "docs/scaling.md", **options, "--set": tuple(assume or ())})
-    _fill(page, plan, _read(record), command)
-    say(console, f"Page: {page}")
-
-
-def _fill(page: Path, plan: "Plan", checked: dict[str, Any], command: str) -> None:
+    checked = _read(record)
     from isaac_lab.charts.draw import draw
     from isaac_lab.report import docs, scaling_figure
-    from isaac_lab.report.scaling import blocks
 
     with named_errors("--page", page="--page"):
-        docs.fill(page, blocks(plan, checked, command))
+        docs.fill(page, report.blocks(plan, checked, command))
         draw(scaling_figure.figure(plan), page.parent / "figures" / "scaling-overhead.svg")
+    say(console, f"Page: {page}")
 
 
 def _machine(assumptions: Sequence[str]) -> Machine:
     machine = H100
-    known = {field.name: field.type for field in dataclasses.fields(Machine) if field.name not in ("name", "exact_inverses")}
+    known = {field.name: field.type for field in dataclasses.fields(Machine) if field.metadata}
     for text in assumptions:
         name, _, value = text.partition("=")
         if name not in known:
@@ -94,30 +88,24 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         message = f"there is no {str(path)!r}; python tests/scaling/scaling_checks.py makes it"
         raise typer.BadParameter(message, param_hint="'--record'")
-    try:
+    with contextlib.suppress(ValueError):
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("kind") != "scaling checks":
-        raise typer.BadParameter(f"{str(path)!r} is no record of scaling_checks.py", param_hint="'--record'")
-    return found
+        if isinstance(found, dict) and found.get("kind") == "scaling checks":
+            return found
+    raise typer.BadParameter(f"{str(path)!r} is no record of scaling_checks.py", param_hint="'--record'")
 
 
 def _names(text: str) -> list[str]:
     names = listed(text)
-    unknown = [name for name in names if name not in SHAPES]
-    if unknown:
+    if unknown := [name for name in names if name not in SHAPES]:
         raise typer.BadParameter(f"unknown model {', '.join(unknown)}; known: {', '.join(SHAPES)}", param_hint="'--sizes'")
     return [name for name in SHAPES if name in names or not names]
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    try:
+    with contextlib.suppress(ValueError):
         counts = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        counts = ()
-    if not counts or counts[0] < 2:
-        raise typer.BadParameter(
-            f"must be whole numbers of at least 2 with commas between, got {text!r}", param_hint="'--gpus'"
-        )
-    return counts
+        if counts[0] >= 2:
+            return counts
+    said = f"must be whole numbers of at least 2 with commas between, got {text!r}"
+    raise typer.BadParameter(said, param_hint="'--gpus'")

@@ -1,6 +1,7 @@
 """What all commands that train have in common: their options, how they go from records to pages, and how they end."""
 
 import contextlib
+import importlib
 import os
 import shlex
 import signal
@@ -17,11 +18,7 @@ from rich.console import Console
 
 # torch takes seconds to import and `--help` should not: the functions import it.
 if TYPE_CHECKING:
-    from isaac_lab.executors import Call
-    from isaac_lab.record import Store
     from isaac_lab.studies.calls import Means
-    from isaac_lab.study import Arm
-    from isaac_lab.trial import Trial
 
 #: What fills which block of a page.
 Blocks: TypeAlias = Mapping[str, Callable[[], str]]
@@ -86,12 +83,13 @@ def chosen_device(device: Device | None, *, needed: bool) -> str:
     return device or ("cuda" if there else "cpu")
 
 
-def use_encoder(model: str) -> None:
-    """Say which encoder is trained, where the processes that train look for it too."""
+def use_encoder(model: str) -> str:
+    """Say which encoder is trained, where the processes that train look for it too; its name, without its place."""
     from isaac_lab.workloads import glue
 
     if model:
         os.environ[glue.ENCODER] = model
+    return Path(model).name
 
 
 def command_line(words: Sequence[str], options: Mapping[str, object]) -> str:
@@ -104,12 +102,15 @@ def command_line(words: Sequence[str], options: Mapping[str, object]) -> str:
     return shlex.join(found)
 
 
-def how_to_train(command: str, device: str, data: Path | None, workers: int, minutes: float | None) -> "Call":
-    """In this process or, where there are more workers than one, in theirs."""
+def means(
+    words: Sequence[str], options: Mapping[str, object], device: str, data: Path | None, workers: int, minutes: float | None
+) -> "Means":
+    """How to train: in this process or, where there are more workers than one, in theirs; and the command that says so."""
     from isaac_lab.executors import Call
+    from isaac_lab.studies.calls import Means
 
-    how = "processes" if workers > 1 else "local"
-    return Call(how, device, data, workers, until=deadline(minutes), command=command)
+    how, command = "processes" if workers > 1 else "local", command_line(words, options)
+    return Means(Call(how, device, data, workers, until=deadline(minutes), command=command))
 
 
 def place(given: Path | None, name: str = "", *, only_read: bool = True) -> Path:
@@ -134,6 +135,16 @@ def say(console: Console, *lines: str, prose: bool = False) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=not prose)
 
 
+def say_files(console: Console, folder: Path, **names: str) -> None:
+    """Where everything is, by what it is."""
+    say(console, *(f"{what}: {folder / name}" for what, name in names.items()))
+
+
+def report(name: str) -> Any:
+    """What shows records of this kind: a module that takes long to import, and may need what is not installed."""
+    return importlib.import_module(f"isaac_lab.report.{name}")
+
+
 @contextlib.contextmanager
 def goes_on(console: Console) -> Iterator[None]:
     """Ctrl-C, SIGTERM and the end of the time say that the same command goes on."""
@@ -143,14 +154,15 @@ def goes_on(console: Console) -> Iterator[None]:
         raise _TerminatedError
 
     before = signal.signal(signal.SIGTERM, terminate)
+    ends: dict[type[BaseException], tuple[str, int]] = {
+        KeyboardInterrupt: ("Stopped", INTERRUPTED),
+        _TerminatedError: ("Terminated", TERMINATED),
+        StoppedError: ("Time is up", STOPPED),
+    }
     try:
         yield
-    except (KeyboardInterrupt, _TerminatedError, StoppedError) as error:
-        why, code = {
-            KeyboardInterrupt: ("Stopped", INTERRUPTED),
-            _TerminatedError: ("Terminated", TERMINATED),
-            StoppedError: ("Time is up", STOPPED),
-        }[type(error)]
+    except tuple(ends) as error:
+        why, code = ends[type(error)]
         end = "Runs that have ended are kept, others go on from their last checkpoint: give the same command again."
         say(console, f"\n{why}. {end}")
         raise typer.Exit(code) from None
@@ -164,10 +176,7 @@ def named_errors(
 ) -> Iterator[None]:
     """Errors that a user can do something about, with the option that each is about.
 
-    Args:
-        out: The option that names the folder of the records.
-        page: The option that names pages.
-        more: By error the option, of a command's own errors.
+    `out` names the folder of the records, `page` the pages; `more` has the options of a command's own errors.
     """
     from isaac_lab.data.files import DataError
     from isaac_lab.executors import ExecutorError
@@ -198,19 +207,12 @@ def named_errors(
 
 @dataclass(frozen=True)
 class Work:
-    """What differs between commands that train.
+    """What differs between commands that train."""
 
-    Args:
-        train: Trains what is due.
-        show: Prints what the records say, and where they lie.
-        blocks: Of pages, given the folder of their pictures.
-        errors: By error of its own, the option that it is about.
-    """
-
-    train: "Callable[[Means], object]"
-    show: Callable[[], None]
-    blocks: Callable[[Path], Blocks] = field(default=lambda pictures: {})
-    errors: Mapping[type[Exception], str] = field(default_factory=dict)
+    train: "Callable[[Means], object]"  # trains what is due
+    show: Callable[[], None]  # prints what the records say, and where they lie
+    blocks: Callable[[Path], Blocks] = field(default=lambda pictures: {})  # of pages, given where their pictures go
+    errors: Mapping[type[Exception], str] = field(default_factory=dict)  # by error of its own, the option it is about
 
 
 def perform(
@@ -243,35 +245,3 @@ def perform(
         for page in pages or ():
             docs.fill(page, work.blocks(page.parent / "figures"))
     say(console, f"Done in {time.perf_counter() - started:.0f} s.")
-
-
-def settled(
-    arms: "Sequence[Arm]", store: "Store", about: Mapping[str, Any], timed: "Mapping[str, Trial]", turn: float = 0.1
-) -> "Callable[[Means], None]":
-    """What trains a study in one store, and then times its steps on this device, unless that is known.
-
-    Args:
-        arms: The study.
-        store: For its records.
-        about: What the store is told of the study; its "id" is its name.
-        timed: By name, whose steps are timed; the first is what ratios are relative to.
-        turn: Seconds of a turn.
-    """
-    from isaac_lab import times
-    from isaac_lab.studies.calls import calling, trainer
-    from isaac_lab.study import settle
-
-    def train(means: "Means") -> None:
-        call = means.call
-        # Matrices this small gain nothing from more threads than one, and the result does not depend on their number.
-        with times.threads(int(call.device == "cpu")), store.writing(call.command) as mended:
-            for said in mended:
-                means.say(said)
-            with calling(store, means, about) as trained:
-                settle(arms, store, trainer(store, means, trained, str(about["id"])))
-            if timed and call.device not in store.times():
-                means.say("the time of a step, methods taking turns")
-                found = times.measure(timed, device=call.device, rounds=5, turn=turn, folder=call.folder)
-                store.add_times(call.device, found)
-
-    return train

@@ -10,9 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from isaac_lab.bench.published import PAPER, paper_ratio
+from isaac_lab.bench.published import PAPER, paper_ratio, standings
 from isaac_lab.bench.runs import file_stem
-from isaac_lab.bench.standing import standings
 from isaac_lab.bench.steps import BASELINE
 from isaac_lab.charts import lines
 from isaac_lab.charts.draw import pictures

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isaac_lab.bench.published import BARS, DAMPING, PAPER, paper_ratio
-from isaac_lab.bench.standing import standings
+from isaac_lab.bench.published import BARS, DAMPING, PAPER, paper_ratio, standings
 from isaac_lab.bench.steps import BASELINE
 from isaac_lab.charts import dots
 from isaac_lab.charts.figure import Chart, Figure, Method, identifier, look

@@ -10,15 +10,11 @@ from isaac_lab.scaling.storage import plain_bytes_moved
 _TOGETHER = 16
 
 
-def _attention_flops(shape: Shape, work: Workload) -> float:
-    """Scores and mixing, forward and backward, of a step on one GPU."""
-    return 12 * work.micro_batches * work.tokens * work.length * shape.width * shape.depth * (0.5 if work.causal else 1.0)
-
-
 def plain_flops(shape: Shape, work: Workload) -> float:
-    """Of a plain step on one GPU: 6 for each weight of a linear layer and token, and attention."""
+    """Of a plain step on one GPU: 6 for each weight of a linear layer and token, and attention's scores and mixing."""
     weights = sum(layer.copies * layer.inputs * layer.outputs for layer in shape.layers)
-    return 6 * work.micro_batches * work.tokens * weights + _attention_flops(shape, work)
+    attention = 12 * work.length * shape.width * shape.depth * (0.5 if work.causal else 1.0)
+    return work.micro_batches * work.tokens * (6 * weights + attention)
 
 
 def plain_seconds(shape: Shape, work: Workload, machine: Machine) -> float:
@@ -29,28 +25,18 @@ def plain_seconds(shape: Shape, work: Workload, machine: Machine) -> float:
 
 @dataclass(frozen=True)
 class Op:
-    """Some work that ζ* adds to a step, on one GPU, averaged over steps.
+    """Some work that ζ* adds to a step, on one GPU, averaged over steps."""
 
-    Args:
-        term: What it is for.
-        flops: Floating-point operations.
-        precision: Of them.
-        traffic: Bytes that its operators read and write.
-        replaces: The plain step does this too, in bf16: the difference in time counts, and no FLOPs.
-        columns: Of matrices that are factorized.
-    """
-
-    term: str
-    flops: float = 0.0
-    precision: Precision = "single"
-    traffic: float = 0.0
-    replaces: bool = False
-    columns: float = 0.0
+    term: str  # what it is for
+    flops: float = 0.0  # floating-point operations
+    precision: Precision = "single"  # of them
+    traffic: float = 0.0  # bytes that its operators read and write
+    replaces: bool = False  # the plain step does this too, in bf16: the difference in time counts, and no FLOPs
+    columns: float = 0.0  # of matrices that are factorized
 
     def times(self, copies: int) -> "Op":
         """The same in several layers."""
-        amounts = self.flops * copies, self.precision, self.traffic * copies, self.replaces, self.columns * copies
-        return Op(self.term, *amounts)
+        return replace(self, flops=self.flops * copies, traffic=self.traffic * copies, columns=self.columns * copies)
 
     def seconds(self, machine: Machine, *, tf32: bool = False) -> float:
         """The slower of arithmetic, memory, and the chain of dependent columns."""

@@ -1,12 +1,12 @@
 """What a setting of ζ* adds to a step, in all: time, bytes sent, memory; and the first settings that stay below a limit."""
 
 import functools
+import itertools
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from isaac_lab.scaling.compute import operations, plain_flops, plain_seconds
-from isaac_lab.scaling.sizes import Machine, Setting, Shape, Workload
+from isaac_lab.scaling.sizes import Machine, Setting, Shape, Workload, conditioned
 from isaac_lab.scaling.storage import peak_extra, plain_bytes_moved, plain_memory, summed_bytes
 
 #: The overhead that one would not notice.
@@ -15,29 +15,17 @@ LIMIT = 0.02
 
 @dataclass(frozen=True)
 class Overhead:
-    """What ζ* adds to a step, averaged over steps; shares of the plain step's.
+    """What ζ* adds to a step, averaged over steps; shares of the plain step's."""
 
-    Args:
-        flops: Floating-point operations, whatever their precision.
-        compute: Seconds of arithmetic and memory traffic.
-        exposed: Seconds of communication, none of it hidden.
-        moved: Bytes that a GPU sends.
-        memory: Peak bytes on a GPU.
-        extra_bytes: The same in bytes.
-        fits: Whether the plain step and ζ* fit into the GPU.
-        plain_fits: Whether the plain step does.
-        seconds: By term.
-    """
-
-    flops: float
-    compute: float
-    exposed: float
-    moved: float
-    memory: float
-    extra_bytes: float
-    fits: bool
+    flops: float  # operations, whatever their precision
+    compute: float  # seconds of arithmetic and memory traffic
+    exposed: float  # seconds of communication, none of it hidden
+    moved: float  # bytes that a GPU sends
+    memory: float  # peak bytes on a GPU
+    extra_bytes: float  # the same in bytes
+    fits: bool  # the plain step and ζ* fit into the GPU
     plain_fits: bool
-    seconds: dict[str, float] = field(default_factory=dict, hash=False)
+    seconds: dict[str, float] = field(default_factory=dict, hash=False)  # by term
 
     @property
     def time(self) -> float:
@@ -80,24 +68,14 @@ EXCLUDED: tuple[tuple[str, ...], ...] = ((), ("down",), ("down", "head"))
 @functools.cache
 def candidates(shape: Shape) -> tuple[Setting, ...]:
     """Settings of the library to choose from, the one that conditions most first: more weights, fresher, more rows."""
-    found = []
-    for exclude in EXCLUDED:
-        common: dict[str, Any] = {"exclude": exclude, "tf32": True}
-        found += [Setting(max_rows=rows, automatic=rows == AUTOMATIC.max_rows, **common) for rows in ROWS]
-        found.append(Setting(sharing="reduce", **common))
-        found += [
-            Setting(when="step", max_rows=rows, refresh=refresh, decay=decay, **common)
-            for rows in ROWS
-            for refresh in REFRESHES
-            for decay in (0.9, 0.0)
-        ]
-    weights = {exclude: _weights(shape, exclude) for exclude in EXCLUDED}
-    order = sorted(found, key=lambda one: (-weights[one.exclude], one.refresh, not one.decay, -(one.max_rows or 1e9)))
-    return tuple(order)
-
-
-def _weights(shape: Shape, exclude: tuple[str, ...]) -> int:
-    return sum(layer.copies * layer.inputs * layer.outputs for layer in shape.layers if layer.name not in exclude)
+    common = [Setting(max_rows=rows, automatic=rows == AUTOMATIC.max_rows) for rows in ROWS] + [Setting(sharing="reduce")]
+    common += [
+        Setting(when="step", max_rows=rows, refresh=refresh, decay=decay)
+        for rows, refresh, decay in itertools.product(ROWS, REFRESHES, (0.9, 0.0))
+    ]
+    found = [replace(one, exclude=exclude, tf32=True) for exclude in EXCLUDED for one in common]
+    weights = {one: sum(layer.copies * layer.inputs * layer.outputs for layer in conditioned(shape, one)) for one in found}
+    return tuple(sorted(found, key=lambda one: (-weights[one], one.refresh, not one.decay, -(one.max_rows or 1e9))))
 
 
 def best(shape: Shape, work: Workload, machine: Machine, *, limit: float = LIMIT) -> tuple[Setting | None, Setting | None]:

@@ -1,11 +1,15 @@
-"""What the model is about: a GPT, what one GPU sees of a batch, how ζ* is set, and the machine."""
+"""What the model is about: a GPT, what one GPU sees of a batch, how ζ* is set, and the machine; numbers are in sizes.toml."""
 
 import functools
 import math
-from dataclasses import MISSING, dataclass, field, replace
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from typing import Any, Literal, TypeAlias
 
 Precision: TypeAlias = Literal["half", "single", "double", "factor", "eigen", "swept"]
+_KNOWN: Mapping[str, Any] = tomllib.loads((files(__package__) / "sizes.toml").read_text(encoding="utf-8"))
 
 
 def _at_least(name: str, value: object, least: int) -> None:
@@ -15,14 +19,9 @@ def _at_least(name: str, value: object, least: int) -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """One linear layer of a GPT.
+    """One linear layer of a GPT: n `inputs`, m `outputs`, so many `copies`.
 
-    Args:
-        name: Its part in a block, or "head".
-        inputs: n.
-        outputs: m.
-        source: Which tensor it receives; layers of one block with the same source can share a conditioner.
-        copies: How many there are of it.
+    Layers of one block with the same `source`, the tensor that they receive, can share a conditioner.
     """
 
     name: str
@@ -36,25 +35,17 @@ class Layer:
 class Shape:
     """A GPT.
 
-    Args:
-        name: What options and tables call it.
-        depth: Blocks.
-        width: Of the residual stream.
-        hidden: Width inside the feed-forward part.
-        vocabulary: Tokens.
-        gated: Three matrices in the feed-forward part (SwiGLU) and separate q, k, v; otherwise two, and one for q, k, v.
-        narrow: Width of k and v, where several heads share them; 0 for `width`.
-        tied: The head is the embedding.
+    A gated one has three matrices in its feed-forward part (SwiGLU) and separate q, k, v; else two, and one for q, k, v.
     """
 
-    name: str
-    depth: int
-    width: int
-    hidden: int
-    vocabulary: int
+    name: str  # what options and tables call it
+    depth: int  # blocks
+    width: int  # of the residual stream
+    hidden: int  # width inside the feed-forward part
+    vocabulary: int  # tokens
     gated: bool = False
-    narrow: int = 0
-    tied: bool = False
+    narrow: int = 0  # width of k and v, where several heads share them; 0 for `width`
+    tied: bool = False  # the head is the embedding
 
     def __post_init__(self) -> None:
         for name in ("depth", "width", "hidden", "vocabulary"):
@@ -84,41 +75,19 @@ class Shape:
         return self.depth * self.block_parameters + (1 if self.tied else 2) * self.vocabulary * self.width
 
 
-#: GPT-2 and GPT-3 (small, medium, XL, 2.7B) and Llama 2 (7B, 13B, 70B) with Code Llama 34B, as their papers give them.
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("124M", 12, 768, 3072, 50257, tied=True),
-        Shape("350M", 24, 1024, 4096, 50257, tied=True),
-        Shape("1.3B", 24, 2048, 8192, 50257, tied=True),
-        Shape("2.7B", 32, 2560, 10240, 50257, tied=True),
-        Shape("7B", 32, 4096, 11008, 32000, gated=True),
-        Shape("13B", 40, 5120, 13824, 32000, gated=True),
-        Shape("34B", 48, 8192, 22016, 32000, gated=True, narrow=1024),
-        Shape("70B", 80, 8192, 28672, 32000, gated=True, narrow=1024),
-    )
-}
+SHAPES = {name: Shape(name, **own) for name, own in _KNOWN["shapes"].items()}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """How it is trained.
+    """How it is trained."""
 
-    Args:
-        gpus: G, all of them one FSDP2 group.
-        tokens: Per GPU and micro-batch, T.
-        length: Of a sequence.
-        micro_batches: Per step.
-        causal: Attention skips what is masked, which halves it; torch's own counter does not.
-        reduction: Bytes per number in which FSDP2 sums gradients.
-    """
-
-    gpus: int = 64
-    tokens: int = 8192
-    length: int = 4096
-    micro_batches: int = 1
-    causal: bool = True
-    reduction: int = 4
+    gpus: int = 64  # G, all of them one FSDP2 group
+    tokens: int = 8192  # per GPU and micro-batch, T
+    length: int = 4096  # of a sequence
+    micro_batches: int = 1  # per step
+    causal: bool = True  # attention skips what is masked, which halves it; torch's own counter does not
+    reduction: int = 4  # bytes per number in which FSDP2 sums gradients
 
     def __post_init__(self) -> None:
         for name in ("gpus", "tokens", "length", "micro_batches"):
@@ -129,31 +98,18 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setting:
-    """How ζ* is attached: the options of `isaac_newton.attach`, and one of torch's.
+    """How ζ* is attached: options of `isaac_newton.attach`, with their names there, and others."""
 
-    Args:
-        when: As in `attach`.
-        sharing: As in `attach`.
-        max_rows: As in `attach`.
-        decay: As in `attach`; what counts here is whether it is 0.
-        refresh: As in `attach`.
-        power: As in `attach`; what counts here is whether it is 1.
-        exclude: Names of layers that stay plain.
-        all_ranks: `process_group`, with "backward": rows of all GPUs feed each conditioner.
-        tf32: `torch.set_float32_matmul_precision("high")`.
-        automatic: `attach` without a damping, which draws at most `max_rows` rows and keeps the norm.
-    """
-
-    when: Literal["backward", "step"] = "backward"
-    sharing: Literal["expand", "reduce"] = "expand"
+    when: str = "backward"
+    sharing: str = "expand"
     max_rows: int | None = None
-    decay: float = 0.0
+    decay: float = 0.0  # what counts here is whether it is 0
     refresh: int = 1
-    power: float = 1.0
-    exclude: tuple[str, ...] = ()
-    all_ranks: bool = False
-    tf32: bool = False
-    automatic: bool = False
+    power: float = 1.0  # what counts here is whether it is 1
+    exclude: tuple[str, ...] = ()  # names of layers
+    all_ranks: bool = False  # with a `process_group`
+    tf32: bool = False  # torch's own products
+    automatic: bool = False  # `attach(model)` by itself
 
     def __post_init__(self) -> None:
         if self.when not in ("backward", "step"):
@@ -185,95 +141,86 @@ class Setting:
     @property
     def words(self) -> str:
         """The options that differ from those of the paper's form, as one would write them."""
-        parts = ["attach(model)"] if self.automatic else []
-        parts += [f'when="{self.when}"'] if self.when == "step" else []
-        parts += [f'sharing="{self.sharing}"'] if self.sharing == "reduce" else []
-        parts += [f"max_rows={self.max_rows}"] if self.max_rows is not None and not self.automatic else []
-        parts += [f"decay={self.decay:g}"] if self.decay else []
-        parts += [f"refresh={self.refresh}"] if self.refresh > 1 else []
-        parts += [f"power={self.power:g}"] if self.power != 1 else []
-        parts += [f"exclude {' and '.join(self.exclude)}"] if self.exclude else []
-        parts += ["process_group"] if self.all_ranks else []
-        parts += ["TF32"] if self.tf32 else []
-        return ", ".join(parts) or "every row"
+        said = {
+            "attach(model)": self.automatic,
+            f'when="{self.when}"': self.when == "step",
+            f'sharing="{self.sharing}"': self.sharing == "reduce",
+            f"max_rows={self.max_rows}": self.max_rows is not None and not self.automatic,
+            f"decay={self.decay:g}": self.decay,
+            f"refresh={self.refresh}": self.refresh > 1,
+            f"power={self.power:g}": self.power != 1,
+            f"exclude {' and '.join(self.exclude)}": self.exclude,
+            "process_group": self.all_ranks,
+            "TF32": self.tf32,
+        }
+        return ", ".join(words for words, there in said.items() if there) or "every row"
 
 
-def _assumed(meaning: str, unit: float, source: str, default: Any = MISSING) -> Any:
-    """A field of a machine: what it is, in which unit people write it, and where its value comes from."""
-    return field(default=default, metadata={"meaning": meaning, "unit": unit, "source": source})
+def _assumed(kind: str, name: str) -> Any:
+    """A field of a machine; its metadata say what it is, in which unit people write it, and where its value comes from."""
+    return field(default=_KNOWN[kind][name]["value"], metadata=_KNOWN[kind][name])
+
+
+#: By kind of number, what is allowed.
+_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "rates": (lambda value: 0 < value < math.inf, "must be > 0 and finite"),
+    "shares": (lambda value: 0 < value <= 1, "is a share: it must be above 0 and at most 1"),
+    "costs": (lambda value: 0 <= value < math.inf, "must be at least 0 and finite"),
+}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU and what connects it, or the CPU on which the model is checked. Rates are per second; bytes, not bits."""
+    """A GPU and what connects it, or the CPU on which the model is checked."""
 
     name: str
-    half: float = _assumed("bf16 products, TFLOP/s", 1e12, "data sheet of the H100 and H200 (NVIDIA)")
-    tensor_single: float = _assumed("TF32 products, TFLOP/s", 1e12, "data sheet")
-    single: float = _assumed("float32 products, TFLOP/s", 1e12, "data sheet")
-    double: float = _assumed("float64 products on tensor cores, TFLOP/s", 1e12, "data sheet")
-    bandwidth: float = _assumed("memory, TB/s", 1e12, "data sheet")
-    memory: float = _assumed("memory, GB", 1e9, "data sheet")
-    nvlink: float = _assumed("NVLink, one direction, GB/s per GPU", 1e9, "data sheet: 900 GB/s in both directions together")
-    network: float = _assumed("network, one direction, GB/s per GPU", 1e9, "one 400 Gb/s adapter per GPU (DGX H100 user guide)")
-    per_node: int = _assumed("GPUs in a node", 1, "DGX H100 user guide", 8)
-    step: float = _assumed(
-        "share of the bf16 peak in a plain step", 1, "38 to 43 % on 16,384 H100 (The Llama 3 Herd of Models, 2024)", 0.4
-    )
-    product: float = _assumed(
-        "share of the peak in a product", 1, "assumed; a small product on an H200 is under the checks", 0.7
-    )
-    factor: float = _assumed(
-        "share of the float64 peak in a factorization", 1, "assumed, half of a product's; no measurement", 0.35
-    )
-    eigen: float = _assumed(
-        "share of the float64 peak in an eigensolver", 1, "assumed; no measurement. Used where `power` is not 1", 0.05
-    )
-    copy: float = _assumed("share of the memory's bandwidth", 1, "assumed; no measurement", 0.8)
-    link: float = _assumed("share of NVLink and network", 1, "assumed; no measurement", 0.8)
-    column: float = _assumed(
-        "µs per column of a factorization, at least", 1e-6, "between two records of an H200, under the checks", 1e-6
-    )
-    collective: float = _assumed("µs per collective, at least", 1e-6, "assumed; no measurement", 5e-5)
-    activation: int = _assumed("bytes per number in activations", 1, "bf16", 2)
-    covariance: int = _assumed("bytes per number in a covariance", 1, "the library: float32 on a GPU, float64 on a CPU", 4)
-    inverse: float = _assumed(
-        "FLOP of an inverse from its factor, over n³", 1, "torch solves for it with cuSOLVER; LAPACK needs 2/3", 2.0
-    )
+    half: float = _assumed("rates", "half")
+    tensor_single: float = _assumed("rates", "tensor_single")
+    single: float = _assumed("rates", "single")
+    double: float = _assumed("rates", "double")
+    bandwidth: float = _assumed("rates", "bandwidth")
+    memory: float = _assumed("rates", "memory")
+    nvlink: float = _assumed("rates", "nvlink")
+    network: float = _assumed("rates", "network")
+    per_node: int = _assumed("counts", "per_node")
+    step: float = _assumed("shares", "step")
+    product: float = _assumed("shares", "product")
+    factor: float = _assumed("shares", "factor")
+    eigen: float = _assumed("shares", "eigen")
+    copy: float = _assumed("shares", "copy")
+    link: float = _assumed("shares", "link")
+    column: float = _assumed("costs", "column")
+    collective: float = _assumed("costs", "collective")
+    activation: int = _assumed("bytes", "activation")
+    covariance: int = _assumed("bytes", "covariance")
+    inverse: float = _assumed("costs", "inverse")
     #: Inverses of a backward pass are computed in float64 beyond `fused` rows.
     exact_inverses: bool = True
-    fused: int = _assumed("rows up to which an inverse is one float32 kernel", 1, "the library", 128)
-    swept: int = _assumed("rows up to which gradients are subtracted from by a kernel", 1, "the library", 256)
-    subtracts: float = _assumed(
-        "TFLOP/s that this kernel attains", 1e12, "BERT on an H200, `models-cuda-eager.json`; under the checks", 20e12
-    )
+    fused: int = _assumed("counts", "fused")
+    swept: int = _assumed("counts", "swept")
+    subtracts: float = _assumed("rates", "subtracts")
 
     def __post_init__(self) -> None:
-        for name in ("memory", "half", "single", "tensor_single", "double", "bandwidth", "nvlink", "network", "subtracts"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be > 0 and finite, got {getattr(self, name)}")
-        for name in ("step", "product", "factor", "eigen", "copy", "link"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share: it must be above 0 and at most 1, got {getattr(self, name)}")
-
-        for name in ("column", "collective", "inverse"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        for name, least in (("per_node", 1), ("fused", 0), ("swept", 0)):
-            _at_least(name, getattr(self, name), least)
-        if self.activation not in (2, 4) or self.covariance not in (4, 8):
-            sizes = f"got {self.activation} and {self.covariance}"
-            raise ValueError(f"activation must be 2 or 4 bytes and covariance 4 or 8, {sizes}")
+        for kind, (allowed, words) in _RANGES.items():
+            for name in _KNOWN[kind]:
+                if not allowed(getattr(self, name)):
+                    raise ValueError(f"{name} {words}, got {getattr(self, name)}")
+        for name, known in _KNOWN["counts"].items():
+            _at_least(name, getattr(self, name), known["least"])
+        for name, known in _KNOWN["bytes"].items():
+            if getattr(self, name) not in known["allowed"]:
+                raise ValueError(f"{name} must be {' or '.join(map(str, known['allowed']))} bytes, got {getattr(self, name)}")
 
     def rate(self, precision: Precision, *, tf32: bool = False) -> float:
         """FLOP/s that are attained."""
-        if precision == "half":
-            return self.step * self.half
-        if precision == "swept":
-            return self.subtracts
-        if precision == "single":
-            return self.product * (self.tensor_single if tf32 else self.single)
-        return {"double": self.product, "factor": self.factor, "eigen": self.eigen}[precision] * self.double
+        return {
+            "half": self.step * self.half,
+            "swept": self.subtracts,
+            "single": self.product * (self.tensor_single if tf32 else self.single),
+            "double": self.product * self.double,
+            "factor": self.factor * self.double,
+            "eigen": self.eigen * self.double,
+        }[precision]
 
     def link_rate(self, gpus: int) -> float:
         """Bytes per second of a collective over so many GPUs: all adapters of a node work for it at once."""
@@ -281,17 +228,7 @@ class Machine:
         return self.link * min(self.nvlink, across)
 
 
-H100 = Machine(
-    "H100 SXM, 80 GB",
-    memory=80e9,
-    half=989e12,
-    single=67e12,
-    tensor_single=495e12,
-    double=67e12,
-    bandwidth=3.35e12,
-    nvlink=450e9,
-    network=50e9,
-)
+H100 = Machine("H100 SXM, 80 GB")
 
 
 def conditioned(shape: Shape, setting: Setting) -> list[Layer]:

@@ -1,53 +1,71 @@
-"""Train what is due of a study, and write down who trained it."""
+"""Train what is due of a study, write down who trained it, and time its steps."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from isaac_lab import times
 from isaac_lab.executors import Call, run
 from isaac_lab.progress import Display
 from isaac_lab.record import Store
 from isaac_lab.records import origin
+from isaac_lab.study import Arm, outstanding
 from isaac_lab.trial import Trial
 
 
 @dataclass(frozen=True)
 class Means:
-    """What the command line says of how to train.
+    """What the command line says of how to train."""
 
-    Args:
-        call: Executor, device, workers, data, time limit.
-        model: Folder or hub name of a pre-trained encoder; empty for the one that the scale says.
-        seeds: Runs of each cell; 0 leaves it to the experiment.
-        display: Where progress is shown; None for nowhere.
-    """
-
-    call: Call = field(default_factory=Call)
-    model: str = ""
-    seeds: int = 0
-    display: Display | None = None
+    call: Call = field(default_factory=Call)  # executor, device, workers, data, time limit
+    model: str = ""  # folder or hub name of a pre-trained encoder; empty for the one that the scale says
+    seeds: int = 0  # runs of each cell; 0 leaves it to the experiment
+    display: Display | None = None  # where progress is shown; None for nowhere
 
     def say(self, what: str) -> None:
         """A line for people."""
         if self.display is not None:
             self.display.say(what)
 
+    @contextmanager
+    def writing(self, store: Store) -> Iterator[None]:
+        """Be the only one who writes to a store; what a kill had torn is said."""
+        with store.writing(self.call.command) as mended:
+            for said in mended:
+                self.say(said)
+            yield
 
-@contextmanager
-def calling(store: Store, means: Means, about: Mapping[str, Any], panel: str = "") -> Iterator[Callable[[int], None]]:
-    """Write down who trains what, before the first run and after each round: a kill forgets nothing that has ended.
+    @property
+    def threads(self) -> int:
+        """Of small networks: matrices of theirs gain nothing from more than one, and no result depends on it; 0 for all."""
+        return int(self.call.device == "cpu")
 
-    Yields a function that is told how many runs were trained.
+
+def train(
+    stages: Iterable[tuple[str, Sequence[Arm] | Callable[[], Sequence[Trial]]]],
+    store: Store,
+    means: Means,
+    about: Mapping[str, Any],
+    panel: str = "",
+) -> None:
+    """Train one stage of a study after the other, round after round; within `Means.writing` only.
+
+    Who trains what is written down before the first run and after each round: a kill forgets nothing that has ended.
+
+    Args:
+        stages: What is said, and the arms that are trained together, or what says the runs that are due.
+        store: Where to.
+        means: How.
+        about: What about.json says besides the calls.
+        panel: That of the call.
     """
-    call = means.call
-    known = store.about
+    call, known, started = means.call, store.about, time.perf_counter()
     calls = known.get("calls", [])
     entry: dict[str, Any] = {"panel": panel} if panel else {}
     entry |= {"command": call.command, "seconds": 0.0, "runs": 0, "executor": call.executor, "device": call.device}
     entry |= {"workers": call.workers, **origin(threads=1, device=call.device)}
-    started = time.perf_counter()
 
     def trained(runs: int) -> None:
         entry["runs"] += runs
@@ -56,19 +74,35 @@ def calling(store: Store, means: Means, about: Mapping[str, Any], panel: str = "
             store.note({**known, **about, "calls": [*calls, entry]})
 
     trained(0)
-    yield trained
+    for what, own in stages:
+        while due := own() if callable(own) else outstanding(own, store):
+            if means.display is not None:
+                means.display.begin(what, len(due))
+            try:
+                run(due, store, call)
+            finally:
+                # What ended before time was up counts too.
+                trained(len(due) - len(store.missing(due)))
     trained(0)
 
 
-def trainer(store: Store, means: Means, trained: Callable[[int], None], what: str) -> Callable[[Sequence[Trial]], None]:
-    """Trains a round of a study, and writes it down; what ended before time was up counts too."""
+def clock(
+    name: str, timed: Mapping[str, Trial], store: Store, means: Means, said: str, *, again: bool = False, **how: Any
+) -> None:
+    """Time the steps of these runs, methods taking turns, unless the store knows; ratios are relative to the first."""
+    if timed and (again or name not in store.times()):
+        means.say(said)
+        store.add_times(name, times.measure(timed, device=means.call.device, folder=means.call.folder, **how))
 
-    def train(due: Sequence[Trial]) -> None:
-        if means.display is not None:
-            means.display.begin(what, len(due))
-        try:
-            run(due, store, means.call)
-        finally:
-            trained(len(due) - len(store.missing(due)))
 
-    return train
+def settled(
+    arms: Sequence[Arm], store: Store, about: Mapping[str, Any], timed: Mapping[str, Trial], turn: float = 0.1
+) -> Callable[[Means], None]:
+    """What trains a study in one store, and then times these steps on this device; `about` says its "id", which is its name."""
+
+    def everything(means: Means) -> None:
+        with times.threads(means.threads), means.writing(store):
+            train([(str(about["id"]), arms)], store, means, about)
+            clock(means.call.device, timed, store, means, "the time of a step, methods taking turns", rounds=5, turn=turn)
+
+    return everything

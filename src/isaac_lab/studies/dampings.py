@@ -5,14 +5,15 @@ the runs in results/damping/digits; `--data mnist` does so for the classifier on
 again. docs/damping.md has the tables. The records behind them, results/damping/*.json, have the means alone.
 """
 
-import argparse
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import typer
 from rich.console import Console
 
 import isaac_newton as isaac
@@ -20,8 +21,8 @@ from isaac_lab.executors import Call
 from isaac_lab.products import threads
 from isaac_lab.progress import display
 from isaac_lab.record import Store
-from isaac_lab.studies.calls import Means, calling, trainer
-from isaac_lab.study import Arm, settle
+from isaac_lab.studies.calls import Means, train
+from isaac_lab.study import Arm
 from isaac_lab.trial import Trial, Value
 from isaac_lab.workload import load
 
@@ -29,34 +30,29 @@ DAMPINGS = tuple(10 ** (exponent / 2) for exponent in range(-6, 5))
 #: Smaller dampings shrink the gradient, so the rates of SGD reach higher than one would go without.
 RATES: Mapping[str, tuple[float, ...]] = {"SGD": (10.0, 3.0, 1.0, 0.3, 0.1), "Adam": (0.003, 0.001, 0.0003)}
 SUGGESTED = ("suggested λ", "suggested ρ")
-#: By data set and problem, the workload and its variant.
-PROBLEMS: Mapping[str, Mapping[str, tuple[str, tuple[tuple[str, Value], ...]]]] = {
+#: By data set and problem, a run without a method's numbers.
+PROBLEMS: Mapping[str, Mapping[str, Trial]] = {
     "digits": {
-        "classifier": ("digits-mlp", ()),
-        "auto-encoder": ("digits-autoencoder", ()),
-        "convolutions": ("digits-convolutions", ()),
+        "classifier": Trial("digits-mlp", "sgd", points=1),
+        "auto-encoder": Trial("digits-autoencoder", "sgd", points=1),
+        "convolutions": Trial("digits-convolutions", "sgd", points=1),
     },
-    "mnist": {"classifier": ("mnist-mlp", ())},
-    "fashion-mnist": {"classifier": ("mnist-mlp", (("data", "fashion-mnist"),))},
+    "mnist": {"classifier": Trial("mnist-mlp", "sgd", points=1)},
+    "fashion-mnist": {"classifier": Trial("mnist-mlp", "sgd", (), (("data", "fashion-mnist"),), points=1)},
 }
 
 
 def suggested(data: str, problem: str, folder: Path | None = None) -> dict[str, float]:
     """What `suggest_damping` says of the first network and its first batch, absolute and relative."""
-    workload = load(_run(data, problem), device="cpu", folder=folder)
+    workload = load(PROBLEMS[data][problem], device="cpu", folder=folder)
     x, _ = next(workload.batches(0, 1))
     found = isaac.suggest_damping(workload.model(0), x)
     return dict(zip(SUGGESTED, (found.damping, found.relative), strict=True))
 
 
-def _run(data: str, problem: str) -> Trial:
-    workload, variant = PROBLEMS[data][problem]
-    return Trial(workload, "sgd", (), variant, points=1)
-
-
 def arms(data: str, problem: str, optimizer: str, own: Mapping[str, float], *, seeds: int, epochs: int) -> dict[str, Arm]:
     """By λ: every learning rate from every seed; `own` is what was suggested."""
-    base = _run(data, problem)
+    base = PROBLEMS[data][problem]
     base = replace(base, steps=epochs * load(base, device="cpu").steps)
     settings: dict[str, dict[str, Value]] = {str(damping): {"damping": damping} for damping in DAMPINGS}
     settings |= {str(math.inf): {}, SUGGESTED[0]: {"damping": own[SUGGESTED[0]]}}
@@ -70,42 +66,38 @@ def arms(data: str, problem: str, optimizer: str, own: Mapping[str, float], *, s
     return {key: arm(key, given) for key, given in settings.items()}
 
 
-def _losses(every: Mapping[str, Arm], store: Store) -> dict[str, dict[str, float]]:
-    """By λ and learning rate, the mean over seeds of the final training loss; infinite where one diverged."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for key, arm in every.items():
-        for trial in arm.finals(None):
-            record = store.get(trial)
-            loss = math.inf if record is None else record.final("train_loss")
-            found.setdefault(key, {}).setdefault(str(trial.learning_rate), []).append(loss)
-    return {key: {rate: fmean(losses) for rate, losses in own.items()} for key, own in found.items()}
+def _losses(arm: Arm, store: Store) -> dict[str, float]:
+    """By learning rate, the mean over seeds of the final training loss; infinite where one diverged."""
+    found: dict[str, list[float]] = {}
+    for trial in arm.finals(None):
+        record = store.get(trial)
+        found.setdefault(str(trial.learning_rate), []).append(math.inf if record is None else record.final("train_loss"))
+    return {rate: fmean(losses) for rate, losses in found.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is due, and print the best loss by damping."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=PROBLEMS, default="digits")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("results/damping"), help="folder of the records")
-    options = parser.parse_args(arguments)
-    store, sizes = Store(options.out / options.data), {"seeds": options.seeds, "epochs": options.epochs}
-    words = " ".join(f"--{name} {value}" for name, value in {"data": options.data, **sizes}.items())
-    command, console = f"python -m isaac_lab.studies.dampings {words}", Console()
-    results: list[dict[str, Any]] = []
-    with threads(1), display(console) as shown, store.writing(command):
+def main(
+    data: Literal["digits", "mnist", "fashion-mnist"] = "digits",
+    seeds: int = 2,
+    epochs: int = 5,
+    out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results/damping"),
+) -> None:
+    """Train every pair of λ and learning rate that has no record yet, and print the best loss by damping."""
+    command = f"python -m isaac_lab.studies.dampings --data {data} --seeds {seeds} --epochs {epochs}"
+    store, console = Store(out / data), Console()
+    given = {problem: suggested(data, problem) for problem in PROBLEMS[data]}
+    pairs = list(itertools.product(given, RATES))
+    every = {pair: arms(data, *pair, given[pair[0]], seeds=seeds, epochs=epochs) for pair in pairs}
+    with threads(1), display(console) as shown:
         means = Means(Call(command=command, progress=shown), display=shown)
-        with calling(store, means, {"id": "damping", **sizes}) as trained:
-            for problem in PROBLEMS[options.data]:
-                own = suggested(options.data, problem)
-                for optimizer in RATES:
-                    every = arms(options.data, problem, optimizer, own, **sizes)
-                    settle(list(every.values()), store, trainer(store, means, trained, f"{problem}, {optimizer}"))
-                    made = {"problem": problem, "optimizer": optimizer, "suggested": own, "losses": _losses(every, store)}
-                    results.append(made)
-    for line in table({"results": results}):
+        with means.writing(store):
+            stages = [(", ".join(pair), list(own.values())) for pair, own in every.items()]
+            train(stages, store, means, {"id": "damping", "seeds": seeds, "epochs": epochs})
+    results = []
+    for (problem, optimizer), own in every.items():
+        losses = {key: _losses(arm, store) for key, arm in own.items()}
+        results.append({"problem": problem, "optimizer": optimizer, "suggested": given[problem], "losses": losses})
+    for line in [*table({"results": results}), f"Records: {store.path}"]:
         console.print(line, markup=False, soft_wrap=True)
-    console.print(f"Records: {store.path}", markup=False, soft_wrap=True)
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
@@ -131,4 +123,4 @@ def _best(rates: Mapping[str, float | None]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

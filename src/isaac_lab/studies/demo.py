@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from isaac_lab.record import Record, Store
+from isaac_lab.studies import decides
 from isaac_lab.study import Arm, Search, by_seed, resolve
 from isaac_lab.trial import Trial, Value
 
@@ -16,23 +17,14 @@ SEARCHED, SEARCH_SEED = "china", 1000
 
 @dataclass(frozen=True)
 class Method:
-    """How to train.
+    """How to train; `results/demo/photograph` has the record of the search."""
 
-    Args:
-        name: For people.
-        method: As `isaac_lab.method.find` knows it.
-        chosen: What the search chose; `results/demo/photograph` has its record.
-        first: Learning rates of the first round.
-        fixed: What all of its runs have.
-        second: The second learning rates that the second round tries, as multiples; with them fewer first ones.
-    """
-
-    name: str
-    method: str
-    chosen: Mapping[str, float] = field(hash=False)
-    first: tuple[float, ...]
-    fixed: Mapping[str, Value] = field(default_factory=dict, hash=False)
-    second: tuple[float, ...] = ()
+    name: str  # for people
+    method: str  # as `isaac_lab.method.find` knows it
+    chosen: Mapping[str, float] = field(hash=False)  # by the search
+    first: tuple[float, ...]  # learning rates of the first round
+    fixed: Mapping[str, Value] = field(default_factory=dict, hash=False)  # what all of its runs have
+    second: tuple[float, ...] = ()  # multiples of the second learning rate for the second round; with them fewer first ones
 
     def trial(self, seed: int) -> Trial:
         """A run that is shown."""
@@ -52,7 +44,7 @@ class Method:
             own = {"learning_rate": best.learning_rate, "second_rate": float(best.get("second_rate", 0.0))}
             return [best, *(best.having(**{which: float(f"{own[which] * share:.6g}")}) for which, share in near)]
 
-        rounds = tuple(Search(candidates, lambda record: -record.final("psnr")) for candidates in (widely, closely))
+        rounds = tuple(Search(candidates, decides("psnr", higher=True)) for candidates in (widely, closely))
         return Arm(self.name, lambda best: [_final(best, seed) for seed in range(seeds)] if best else [], rounds)
 
     def _trial(self, **settings: Value) -> Trial:
@@ -97,13 +89,7 @@ def chosen(store: Store, seeds: int) -> tuple[Method, ...]:
 
 @dataclass(frozen=True)
 class Summary:
-    """One method over all seeds.
-
-    Args:
-        method: Which.
-        records: A run of each seed.
-        seconds: Of a step.
-    """
+    """One method: a run of each seed, and the seconds of a step."""
 
     method: Method
     records: Sequence[Record]

@@ -1,53 +1,30 @@
 """Test accuracy over five learning rates, plain and with one line; the rules are in rates.toml."""
 
-import hashlib
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from isaac_lab.record import Store
+from isaac_lab.studies import hashed, rules
 from isaac_lab.study import Arm
 from isaac_lab.trial import Trial
 
-_TEXT = resources.files("isaac_lab.studies").joinpath("rates.toml").read_text(encoding="utf-8")
-_KNOWN = tomllib.loads(_TEXT)
+_KNOWN = rules("rates.toml")
 STUDY: Mapping[str, Any] = _KNOWN["study"]
 #: By the name of the method: its title, its rates, its other settings.
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = _KNOWN["optimizers"]
 SCALES: Mapping[str, Mapping[str, Any]] = _KNOWN["scales"]
-#: By scale, of what its runs are made by.
-HASHES = {
-    name: hashlib.sha256(json.dumps([STUDY, OPTIMIZERS, how], sort_keys=True).encode()).hexdigest()[:12]
-    for name, how in SCALES.items()
-}
 
 
 def arms(scale: str) -> dict[tuple[str, float], tuple[Arm, Arm]]:
     """By optimizer and learning rate: plain, and with the line."""
-    how = SCALES[scale]
-    variant = {**STUDY["variant"], **how["variant"]}
+    how, made_by = SCALES[scale], hashed(STUDY, OPTIMIZERS, SCALES[scale])
+    variant = tuple({**STUDY["variant"], **how["variant"]}.items())
+    seeds = range(STUDY["first_seed"], STUDY["first_seed"] + how["seeds"])
 
     def arm(method: str, rate: float, settings: Mapping[str, Any]) -> Arm:
-        given = tuple({"learning_rate": rate, **settings}.items())
-        seeds = range(STUDY["first_seed"], STUDY["first_seed"] + how["seeds"])
-        trials = [
-            Trial(
-                STUDY["workload"],
-                method,
-                given,
-                tuple(variant.items()),
-                STUDY["schedule"],
-                how["steps"],
-                1,
-                seed,
-                how["small"],
-                rules=HASHES[scale],
-            )
-            for seed in seeds
-        ]
+        own = (STUDY["workload"], method, tuple({"learning_rate": rate, **settings}.items()), variant, STUDY["schedule"])
+        trials = [Trial(*own, how["steps"], 1, seed, how["small"], rules=made_by) for seed in seeds]
         return Arm(f"{method} {rate:g}", lambda _: trials)
 
     return {
@@ -59,14 +36,7 @@ def arms(scale: str) -> dict[tuple[str, float], tuple[Arm, Arm]]:
 
 @dataclass(frozen=True)
 class Cell:
-    """An optimizer at a rate.
-
-    Args:
-        optimizer: A key of `OPTIMIZERS`.
-        rate: Its learning rate.
-        plain: The metric of each seed; infinite where it diverged.
-        line: The same with the line.
-    """
+    """An optimizer at a rate: the metric of each seed plain and with the line; infinite where it diverged."""
 
     optimizer: str
     rate: float

@@ -1,30 +1,24 @@
 """What the seeds say of each recipe: better, not worse than its margin, worse, or undecided."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Literal
 
-from isaac_lab.record import Record, Store
+from isaac_lab.record import Store
 from isaac_lab.stats import contrast, exceeds, holm, interval
 from isaac_lab.studies.recipes import ARMS, RECIPES, RULES, Recipe, results
+from isaac_lab.study import Result
 from isaac_lab.times import seconds
-from isaac_lab.trial import Trial
 
 Verdict = Literal["better", "not worse", "undecided", "worse", "diverged", "plain diverged", "not run whole"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One arm's runs at their end.
-
-    Args:
-        values: The metric of those that finished.
-        diverged: How many did not.
-        losses: Means of the training and the test loss.
-        whole: Whether all have been run.
-    """
+    """One arm's runs at their end: the metric of those that finished, means of the training and the test loss."""
 
     values: tuple[float, ...]
     diverged: int
@@ -44,37 +38,21 @@ class Sample:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a recipe stands.
+    """Where a recipe stands at a scale."""
 
-    Args:
-        recipe: Which.
-        scale: Where.
-        samples: By the name of an arm.
-        rate: The best of five learning rates; None where there is none yet.
-        edge: Whether no lower or no higher one was tried.
-        verdict: In a word.
-        p_better: Two-sided, of the difference between with the line and plain; NaN where it cannot be tested.
-        p_not_worse: One-sided against the margin, adjusted for all recipes.
-        p_worse: The same, that it is worse by more than the margin.
-        gain: How much better the line is, and from where to where that is likely.
-        tuned: The same of plain at the best of five rates.
-        p_tuned: Two-sided, of the difference between with the line and that.
-        step: Seconds of a step, plain and with the line; none where they were not timed.
-    """
-
-    recipe: Recipe
-    scale: str
-    samples: Mapping[str, Sample]
-    rate: float | None
-    edge: bool
-    verdict: Verdict
-    p_better: float
-    p_not_worse: float
-    p_worse: float
-    gain: tuple[float, float, float]
-    tuned: tuple[float, float, float]
-    p_tuned: float
-    step: tuple[float, float] | None
+    recipe: Recipe  # which
+    scale: str  # where
+    samples: Mapping[str, Sample]  # by the name of an arm
+    rate: float | None  # the best of five learning rates; None where there is none yet
+    edge: bool  # whether no lower or no higher one was tried
+    verdict: Verdict  # in a word
+    p_better: float  # two-sided, of the difference between with the line and plain; NaN where it cannot be tested
+    p_not_worse: float  # one-sided against the margin, adjusted for all recipes
+    p_worse: float  # the same, that it is worse by more than the margin
+    gain: tuple[float, float, float]  # how much better the line is, and from where to where that is likely
+    tuned: tuple[float, float, float]  # the same of plain at the best of five rates
+    p_tuned: float  # two-sided, of the difference between with the line and that
+    step: tuple[float, float] | None  # seconds of a step, plain and with the line; none where they were not timed
 
     @property
     def margin(self) -> float:
@@ -84,10 +62,8 @@ class Standing:
 
 def standings(store: Store, scale: str) -> list[Standing]:
     """Of all recipes that have records, in the order of the rules."""
-    found, timed = results(store, scale), store.times()
-    samples: dict[str, dict[str, Sample]] = {}
-    for name, own in found.items():
-        samples[name] = {arm: _sample(RECIPES[name], own[arm].runs, whole=own[arm].whole) for arm in ARMS}
+    found, timed = results(store, scale), {name: seconds(own) for name, own in store.times().items()}
+    samples = {name: {arm: _sample(RECIPES[name], own[arm]) for arm in ARMS} for name, own in found.items()}
     values = {name: _oriented(RECIPES[name], own) for name, own in samples.items()}
     able = {name: RECIPES[name].budget(scale).margin for name, own in samples.items() if _testable(own)}
     not_worse = holm({name: exceeds(values[name][1], values[name][0], -margin) for name, margin in able.items()})
@@ -96,22 +72,23 @@ def standings(store: Store, scale: str) -> list[Standing]:
     for name, own in samples.items():
         plain, line, tuned = values[name]
         better = contrast(line, plain) if name in able else None
-        best = found[name]["tuned"].best
+        best, rates = found[name]["tuned"].best, [trial.learning_rate for trial in found[name]["tuned"].tried[0]]
+        p_not_worse, p_worse = not_worse.get(name, math.nan), worse.get(name, math.nan)
         standing.append(
             Standing(
-                RECIPES[name],
-                scale,
-                own,
-                best.learning_rate if best else None,
-                best is not None and _edge(best, found[name]["tuned"].tried[0]),
-                _verdict(own, better.ahead if better else False, not_worse.get(name, math.nan), worse.get(name, math.nan)),
-                better.p if better else math.nan,
-                not_worse.get(name, math.nan),
-                worse.get(name, math.nan),
-                _gain(line, plain),
-                _gain(tuned, plain),
-                contrast(line, tuned).p if min(len(line), len(tuned)) > 1 else math.nan,
-                _step(timed.get(name)),
+                recipe=RECIPES[name],
+                scale=scale,
+                samples=own,
+                rate=best.learning_rate if best else None,
+                edge=best is not None and best.learning_rate in (min(rates), max(rates)),
+                verdict=_verdict(own, better is not None and better.ahead, p_not_worse, p_worse),
+                p_better=better.p if better else math.nan,
+                p_not_worse=p_not_worse,
+                p_worse=p_worse,
+                gain=_gain(line, plain),
+                tuned=_gain(tuned, plain),
+                p_tuned=contrast(line, tuned).p if min(len(line), len(tuned)) > 1 else math.nan,
+                step=(timed[name]["plain"], timed[name]["line"]) if name in timed else None,
             )
         )
     return standing
@@ -119,17 +96,16 @@ def standings(store: Store, scale: str) -> list[Standing]:
 
 def summed_up(found: Sequence[Standing]) -> str:
     """How many recipes have each verdict, in a sentence."""
-    counts = {verdict: sum(own.verdict == verdict for own in found) for verdict in dict.fromkeys(own.verdict for own in found)}
-    parts = [f"{count} {verdict}" for verdict, count in sorted(counts.items(), key=lambda item: -item[1])]
-    return f"{len(found)} recipes: {', '.join(parts)}." if found else "No recipe has been run."
+    counted = Counter(own.verdict for own in found).most_common()
+    parts = ", ".join(f"{count} {verdict}" for verdict, count in counted)
+    return f"{len(found)} recipes: {parts}." if found else "No recipe has been run."
 
 
-def _sample(recipe: Recipe, runs: Sequence[Record], *, whole: bool) -> Sample:
-    finals = [record.final(recipe.metric) for record in runs]
-    finished = tuple(value for value in finals if math.isfinite(value))
-    ended = [record for record, value in zip(runs, finals, strict=True) if math.isfinite(value)]
-    losses = [fmean(record.final(name) for record in ended) if ended else math.nan for name in ("train_loss", "test_loss")]
-    return Sample(finished, len(finals) - len(finished), (losses[0], losses[1]), whole and bool(runs))
+def _sample(recipe: Recipe, found: Result) -> Sample:
+    ended = [record for record in found.runs if math.isfinite(record.final(recipe.metric))]
+    train, test = (fmean(record.final(name) for record in ended) if ended else math.nan for name in ("train_loss", "test_loss"))
+    values = tuple(record.final(recipe.metric) for record in ended)
+    return Sample(values, len(found.runs) - len(ended), (train, test), found.whole and bool(found.runs))
 
 
 def _testable(own: Mapping[str, Sample]) -> bool:
@@ -160,15 +136,3 @@ def _gain(first: Sequence[float], plain: Sequence[float]) -> tuple[float, float,
     if min(len(first), len(plain)) < 2:
         return math.nan, math.nan, math.nan
     return fmean(first) - fmean(plain), *interval(first, plain)
-
-
-def _edge(best: Trial, tried: Mapping[Trial, float]) -> bool:
-    rates = [trial.learning_rate for trial in tried]
-    return best.learning_rate in (min(rates), max(rates))
-
-
-def _step(timed: Mapping[str, Any] | None) -> tuple[float, float] | None:
-    if timed is None:
-        return None
-    known = seconds(timed)
-    return known["plain"], known["line"]

@@ -10,11 +10,11 @@ from isaac_lab.bench import timing
 from isaac_lab.products import threads
 from isaac_lab.record import Store
 from isaac_lab.records import StoreError
-from isaac_lab.studies.calls import Means, calling, trainer
+from isaac_lab.studies.calls import Means, train
 from isaac_lab.studies.paper import recipe
 from isaac_lab.studies.paper.folder import View, view
 from isaac_lab.studies.paper.recipe import SCALES, Experiment, Panel, Scale
-from isaac_lab.study import Arm, settle
+from isaac_lab.study import Arm
 from isaac_lab.trial import TrialError
 
 
@@ -124,14 +124,10 @@ def perform(
 
     With a stage comes what is said of it, and its arms are trained together; so it is with a clock, and what it times.
     """
-    with store.writing(means.call.command) as mended:
-        for said in mended:
-            means.say(said)
+    with means.writing(store):
         store.records()  # what is corrupt is said before anything is written
         for name, (what, clock) in clocks.items():
             if name not in store.times():
                 means.say(what)
                 store.add_times(name, clock())
-        with calling(store, means, about, panel) as trained:
-            for what, arms in stages:
-                settle(arms, store, trainer(store, means, trained, what))
+        train(stages, store, means, about, panel)

@@ -27,7 +27,7 @@ def measure(view: View) -> None:
     plan = runs.Plan(device=device, models=MODELS[view.scale.name], rounds=view.scale.rounds, memory=not small)
     folder = view.directory / "bench"
     folder.mkdir(parents=True, exist_ok=True)
-    for record in runs.table2(plan):
+    for record in runs.measure("table2", plan):
         write(folder / f"{runs.file_stem(record)}.json", record)
 
 

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from isaac_lab.method import METHODS
 from isaac_lab.record import Record, Store
+from isaac_lab.studies import finals
 from isaac_lab.studies.race.race import Entrant, Range
 from isaac_lab.study import Arm, Result, Search, resolve
 from isaac_lab.trial import Trial
@@ -31,14 +31,15 @@ def results(about: Mapping[str, Any], store: Store) -> dict[str, tuple[Entrant, 
     for record in store.records():
         if record.trial.seed == 0:
             tuned.setdefault(_name(record.trial), []).append(record.trial)
+
+    def arm(name: str) -> Arm:
+        search = Search(lambda _: tuned.get(name, []), lambda record: ending(record, about["quantity"]))
+        seeds = range(1, about["seeds"] + 1)
+        return Arm(name, lambda best: finals(best, seeds), (search,))
+
     names = [*RIVALS, *(f"isaac-{base}{how}" for how in ("", "-running") for base in TITLES)]
-    found = {}
-    for name in names:
-        if name in tuned or name in about["reasons"]:
-            search = Search(lambda _, name=name: tuned.get(name, []), lambda record: ending(record, about["quantity"]))  # type: ignore[misc]
-            arm = Arm(name, lambda best: _finals(best, about["seeds"]), (search,))
-            found[name] = _entrant(name), resolve(arm, store)
-    return found
+    there = [name for name in names if name in tuned or name in about["reasons"]]
+    return {name: (_entrant(name), resolve(arm(name), store)) for name in there}
 
 
 def target(about: Mapping[str, Any], runs: Mapping[str, tuple[Entrant, Result]]) -> tuple[float | None, str]:
@@ -49,10 +50,6 @@ def target(about: Mapping[str, Any], runs: Mapping[str, tuple[Entrant, Result]])
         return None, "AdamW, which has no finished runs"
     said = f"AdamW, learning rate {best.learning_rate:g}, at {about['steps']:,} steps, the highest of {len(ends)} seeds"
     return max(ends), said
-
-
-def _finals(best: Trial | None, seeds: int) -> list[Trial]:
-    return [] if best is None else [replace(best, seed=seed) for seed in range(1, seeds + 1)]
 
 
 def _name(trial: Trial) -> str:

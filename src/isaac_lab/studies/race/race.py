@@ -1,21 +1,17 @@
 """Who races and how: the rules as arms, with equally many tuning runs for everyone, and then fresh seeds."""
 
-import hashlib
-import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
 from isaac_lab.method import METHODS
-from isaac_lab.record import Record
+from isaac_lab.studies import decides, finals, hashed, rules
 from isaac_lab.study import Arm, Kept, Result, Search, resolve
 from isaac_lab.trial import Trial, Value
 
-_TEXT: Mapping[str, Any] = tomllib.loads((files(__package__) / "rules.toml").read_text(encoding="utf-8"))
+_TEXT: Mapping[str, Any] = rules("race/rules.toml")
 #: What all races share.
 RULES: Mapping[str, Any] = MappingProxyType(_TEXT["rules"])
 #: Of the Halton sequence, one for each dimension.
@@ -26,12 +22,9 @@ BELOW_ONE = ("beta2", "momentum")
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from one to another, evenly in their logarithm, or, just below 1, in that of their distance to it.
+    """Numbers evenly in their logarithm, or, just below 1, in that of their distance to it.
 
-    Args:
-        low: At the place 0.
-        high: At the place 1; there are places beyond.
-        below_one: Whether they lie just below 1.
+    `low` is at the place 0, `high` at the place 1; there are places beyond.
     """
 
     low: float
@@ -70,52 +63,31 @@ class Scale:
 
 @dataclass(frozen=True)
 class Course:
-    """The rules on one workload.
-
-    Args:
-        name: In the file, on the command line, of its folder.
-        source: Whose problem it is.
-        metric: What decides, a quantity of the workload.
-        target: A number, or the method whose mean it is.
-        smoke: At this scale: `steps`, and perhaps a `variant`.
-        standard: The same.
-        workload: In the registry; the name unless given.
-        higher: Whether more of the metric is better.
-        all: Whether everyone races, or those that race everywhere.
-        adaptive: Times the learning rates of methods that do not depend on the scale of the loss.
-        plain: Times those of methods that do.
-        schedule: Of the learning rate, after the warm-up.
-        warm_up: Share of the steps.
-        settings: Of all methods.
-        decay: Weight decay, "added" to the gradient or "decoupled".
-        conditioned: Settings of all methods with ISAAC.
-        published: By method, what its authors or users report of the metric.
-    """
+    """The rules on one workload, as the file has them."""
 
     name: str
-    source: str
-    metric: str
-    target: float | str
-    smoke: Mapping[str, Any]
+    source: str  # whose problem it is
+    metric: str  # what decides, a quantity of the workload
+    target: float | str  # a number, or the method whose mean it is
+    smoke: Mapping[str, Any]  # at this scale: `steps`, and perhaps a `variant`
     standard: Mapping[str, Any]
-    workload: str = ""
-    higher: bool = False
-    all: bool = False
-    adaptive: float = 1.0
-    plain: float = 1.0
-    schedule: str = "cosine"
-    warm_up: float = 0.05
-    settings: Mapping[str, Value] = field(default_factory=dict)
-    decay: Mapping[str, float] = field(default_factory=dict)
-    conditioned: Mapping[str, Value] = field(default_factory=dict)
-    published: Mapping[str, float] = field(default_factory=dict)
+    workload: str = ""  # in the registry; the name unless given
+    higher: bool = False  # more of the metric is better
+    all: bool = False  # everyone races, not only those that race everywhere
+    adaptive: float = 1.0  # times the learning rates of methods that do not depend on the scale of the loss
+    plain: float = 1.0  # times those of methods that do
+    schedule: str = "cosine"  # after the warm-up
+    warm_up: float = 0.05  # share of the steps
+    settings: Mapping[str, Value] = field(default_factory=dict)  # of all methods
+    decay: Mapping[str, float] = field(default_factory=dict)  # "added" to the gradient or "decoupled"
+    conditioned: Mapping[str, Value] = field(default_factory=dict)  # settings of all methods with ISAAC
+    published: Mapping[str, float] = field(default_factory=dict)  # by method, what its authors or users report
 
     def rules(self, scale: Scale) -> str:
         """The hash of what a run is made by."""
         shared = {name: own for name, own in _TEXT.items() if name not in ("scales", "workloads")}
         own = {**vars(self), "smoke": None, "standard": None, scale.name: getattr(self, scale.name)}
-        made_by = json.dumps([shared, vars(scale), own], sort_keys=True)
-        return hashlib.sha256(made_by.encode()).hexdigest()[:12]
+        return hashed(shared, vars(scale), own)
 
     def blank(self, scale: Scale, network: str = "") -> Trial:
         """A run without a method's numbers, at the seed and on the split of searches."""
@@ -135,33 +107,18 @@ class Course:
             self.rules(scale),
         )
 
-    def value(self, record: Record) -> float:
-        """What decides in a search: lower is better, infinite where the run diverged."""
-        found = record.final(self.metric)
-        return -found if self.higher and math.isfinite(found) else found
-
 
 @dataclass(frozen=True)
 class Entrant:
-    """A method in a race.
-
-    Args:
-        name: On the command line and in tables' records.
-        label: In tables and pictures.
-        method: A name that `method.find` knows.
-        search: What is tuned, with its range; the rate as on a workload whose factors are 1.
-        plain: Whether the learning rate depends on the scale of the loss.
-        settings: Those that are not tuned.
-        schedule: In place of the workload's.
-    """
+    """A method in a race."""
 
     name: str
-    label: str
-    method: str
-    search: Mapping[str, Range]
-    plain: bool = False
-    settings: Mapping[str, Value] = field(default_factory=dict)
-    schedule: str = ""
+    label: str  # in tables and pictures
+    method: str  # as `isaac_lab.method.find` knows it
+    search: Mapping[str, Range]  # what is tuned; the rate as on a workload whose factors are 1
+    plain: bool = False  # its learning rate depends on the scale of the loss
+    settings: Mapping[str, Value] = field(default_factory=dict)  # those that are not tuned
+    schedule: str = ""  # in place of the workload's
 
     @property
     def ours(self) -> bool:
@@ -171,10 +128,11 @@ class Entrant:
     def space(self, course: Course) -> dict[str, Range]:
         """What is tuned on a workload."""
         factors = {"learning_rate": course.plain if self.plain else course.adaptive, "second_rate": course.adaptive}
-        scaled = {name: factors.get(name, 1.0) for name in self.search}
-        return {
-            name: replace(own, low=scaled[name] * own.low, high=scaled[name] * own.high) for name, own in self.search.items()
-        }
+        found = {}
+        for name, own in self.search.items():
+            factor = factors.get(name, 1.0)
+            found[name] = replace(own, low=factor * own.low, high=factor * own.high)
+        return found
 
     def trial(self, course: Course, blank: Trial, places: Sequence[float]) -> Trial:
         """A run with the settings at these places of the ranges, in the order of `space`."""
@@ -229,6 +187,7 @@ def arms(course: Course, scale: Scale, kept: Kept, network: str = "") -> dict[st
 
 def _arm(entrant: Entrant, course: Course, scale: Scale, kept: Kept, rounds: int, network: str) -> Arm:
     blank, dimensions = course.blank(scale, network), len(entrant.search)
+    value, seeds = decides(course.metric, higher=course.higher), range(RULES["first_seed"], RULES["first_seed"] + scale.seeds)
 
     def search(number: int) -> Search:
         """A round, the first one all over the ranges, a later one around the best of those before."""
@@ -236,20 +195,19 @@ def _arm(entrant: Entrant, course: Course, scale: Scale, kept: Kept, rounds: int
         points = [[_halton(at, prime) for prime in PRIMES[:dimensions]] for at in range(first, first + count)]
         before = None
         if number:
-            found = resolve(Arm(entrant.name, finals, tuple(searches)), kept)
+            found = resolve(arm(), kept)
             before = found.best
             points = [] if before is None else [_around(entrant, course, found, point) for point in points]
         trials = [entrant.trial(course, blank, point) for point in points]
-        return Search(lambda _: trials if before is None else [before, *trials], course.value)
+        return Search(lambda _: trials if before is None else [before, *trials], value)
 
-    def finals(best: Trial | None) -> list[Trial]:
-        seeds = range(RULES["first_seed"], RULES["first_seed"] + scale.seeds)
-        return [] if best is None else [replace(best, split="test", seed=seed) for seed in seeds]
+    def arm() -> Arm:
+        return Arm(entrant.name, lambda best: finals(best, seeds), tuple(searches))
 
     searches: list[Search] = []
     for number in range(rounds):
         searches.append(search(number))
-    return Arm(entrant.name, finals, tuple(searches))
+    return arm()
 
 
 def _around(entrant: Entrant, course: Course, found: Result, point: Sequence[float]) -> list[float]:

@@ -1,6 +1,5 @@
 """Run races: see who can start, tune everyone, run the tuned ones with fresh seeds, time their steps, write it down."""
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,10 +9,11 @@ from typing import Any
 from isaac_lab import method, methods, times
 from isaac_lab.data.files import DataError
 from isaac_lab.record import Store
-from isaac_lab.studies.calls import Means, calling, trainer
+from isaac_lab.studies.calls import Means, clock, train
 from isaac_lab.studies.race import standings
 from isaac_lab.studies.race.race import ENTRANTS, RULES, SCALES, Course, Scale, arms, due, entrants
 from isaac_lab.study import Arm
+from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
 
 MODES = ("eager", "captured")
@@ -23,34 +23,22 @@ class RaceError(Exception):
     """A race that cannot be run or drawn; the message says why and what to do."""
 
 
-class UnknownMethodError(Exception):
-    """A method that no workload has."""
-
-
 @dataclass(frozen=True)
 class Request:
-    """What was asked for.
+    """What was asked for."""
 
-    Args:
-        out: A folder for each workload goes here.
-        scale: How much to run.
-        methods: Names of entrants; all unless given. Who sets the target always takes part.
-        timed: Whether steps are timed when all have trained.
-        means: How to train; "WORKLOAD" in its command stands for the workload.
-    """
-
-    out: Path
-    scale: Scale = field(default_factory=lambda: SCALES["smoke"])
-    methods: tuple[str, ...] = ()
-    timed: bool = True
-    means: Means = field(default_factory=Means)
+    out: Path  # a folder for each workload goes here
+    scale: Scale = field(default_factory=lambda: SCALES["smoke"])  # how much to run
+    methods: tuple[str, ...] = ()  # names of entrants; all unless given. Who sets the target always takes part
+    timed: bool = True  # whether steps are timed when all have trained
+    means: Means = field(default_factory=Means)  # how to train; "WORKLOAD" in its command stands for the workload
 
 
 def check_methods(names: Sequence[str]) -> None:
     """Refuse names that no race knows."""
     for name in names:
         if name not in ENTRANTS:
-            raise UnknownMethodError(f"there is no method {name!r}; there are {', '.join(ENTRANTS)}")
+            raise RaceError(f"there is no method {name!r}; there are {', '.join(ENTRANTS)}")
 
 
 def run(chosen: Sequence[Course], request: Request) -> list[Path]:
@@ -86,38 +74,34 @@ class _Race:
     """One workload."""
 
     def __init__(self, course: Course, request: Request) -> None:
-        self.course, self.request, self.scale, self.means = course, request, request.scale, request.means
-        self.call = request.means.call
-        self.store = Store(request.out / course.name / self.scale.name)
-        self.command = self.call.command.replace("WORKLOAD", course.name)
-        before = self.store.about
+        self.course, self.request, self.scale = course, request, request.scale
+        call = request.means.call
+        own = replace(call, command=call.command.replace("WORKLOAD", course.name))
+        self.means = replace(request.means, call=replace(own, executor="processes" if call.workers > 1 else "local"))
+        self.device, self.store = call.device, Store(request.out / course.name / self.scale.name)
         if self.store.records():
             standings.check(self.store)
-            if before["device"] != self.call.device:
-                here = f"{self.store.folder} has a race on {before['device']}"
-                raise RaceError(f"{here}; name another directory for one on {self.call.device}")
+            if (before := self.store.about["device"]) != self.device:
+                here = f"{self.store.folder} has a race on {before}"
+                raise RaceError(f"{here}; name another directory for one on {self.device}")
         # Who fine-tunes an encoder learns its name from the environment: the workload says what it is.
-        self.workload: Workload = load(course.blank(self.scale), device=self.call.device, folder=self.call.folder)
+        self.workload: Workload = load(course.blank(self.scale), device=self.device, folder=call.folder)
 
     def run(self) -> Path:
         """See who can start, tune everyone, run the tuned ones with fresh seeds, time their steps."""
-        with self.store.writing(self.command) as mended:
-            for said in mended:
-                self.means.say(said)
+        course, scale, store, means = self.course, self.scale, self.store, self.means
+        with means.writing(store):
             racing, reasons = self._enter()
             about = self._about(reasons)
-            call = replace(self.call, command=self.command, executor="processes" if self.call.workers > 1 else "local")
-            means = Means(call, display=self.means.display)
-            with calling(self.store, means, about) as trained:
-                self.means.say(
-                    f"{self.course.name}: {len(racing)} methods, {about['steps']:,} steps a run, rules {about['rules']}"
-                )
-                train = trainer(self.store, means, trained, f"{self.course.name}, {self.scale.name}")
-                while todo := due([own for name, own in self._arms().items() if name in racing], self.store):
-                    train(todo)
+            means.say(f"{course.name}: {len(racing)} methods, {about['steps']:,} steps a run, rules {about['rules']}")
+
+            def waiting() -> list[Trial]:
+                return due([own for name, own in self._arms().items() if name in racing], store)
+
+            train([(f"{course.name}, {scale.name}", waiting)], store, means, about)
             if self.request.timed:
                 self._time(about)
-        return self.store.folder
+        return store.folder
 
     def _arms(self) -> dict[str, Arm]:
         return arms(self.course, self.scale, self.store, self.workload.network)
@@ -130,18 +114,19 @@ class _Race:
         racing, reasons = [], {}
         for entrant in entrants(self.course):
             begin = own[entrant.name].search[0].candidates(None)
-            begun = any(self.store.get(trial) is not None for trial in begin)
-            reason = ""
-            if entrant.name not in wanted:
-                # What an earlier call has done stays.
-                reason = "" if begun else before.get(entrant.name) or "left out by --methods"
+            # What an earlier call has done stays.
+            if any(self.store.get(trial) is not None for trial in begin):
+                reason = ""
+            elif entrant.name not in wanted:
+                reason = before.get(entrant.name) or "left out by --methods"
             else:
-                reason = "" if begun else times.start(begin[0], self.workload, self.call.device)
-                racing += [] if reason else [entrant.name]
+                reason = times.start(begin[0], self.workload, self.device)
             if reason:
                 reasons[entrant.name] = reason
-            if reason and entrant.name in wanted:
-                self.means.say(f"{self.course.name}: {entrant.label} does not race: {reason}")
+            if entrant.name in wanted:
+                racing += [] if reason else [entrant.name]
+                if reason:
+                    self.means.say(f"{self.course.name}: {entrant.label} does not race: {reason}")
         return racing, reasons
 
     def _about(self, reasons: dict[str, str]) -> dict[str, Any]:
@@ -149,14 +134,10 @@ class _Race:
         return {
             "id": f"race/{course.name}",
             "workload": course.name,
-            "title": workload.title,
             "scale": self.scale.name,
             "rules": blank.rules,
-            "device": self.call.device,
-            "data": workload.data,
-            "checksum": workload.checksum,
-            "weights": workload.weights,
-            "arithmetic": workload.arithmetic,
+            "device": self.device,
+            **{name: getattr(workload, name) for name in ("title", "data", "checksum", "weights", "arithmetic")},
             "quantity": course.metric,
             "higher": course.higher,
             "metrics": dict(workload.metrics),
@@ -165,7 +146,7 @@ class _Race:
             "seeds": self.scale.seeds,
             "points": blank.points,
             "network": workload.network,
-            "command": self.command,
+            "command": self.means.call.command,
             "reasons": reasons,
         }
 
@@ -178,13 +159,10 @@ class _Race:
                 chosen[name] = trial
                 if entrant.ours:
                     chosen[name + standings.CONTROL] = trial.having(damping=math.inf, relative=None)
-        for mode in MODES if self.call.device == "cuda" else MODES[:1]:
+        for mode in MODES if self.device == "cuda" else MODES[:1]:
             able = {n: t for n, t in chosen.items() if mode == "eager" or method.capturable(t)}
             known = {m["name"]: m.get("trial") for m in self.store.times().get(mode, {"methods": []})["methods"]}
-            if all(known.get(name) == trial.as_json() for name, trial in able.items()):
-                continue
-            self.means.say(f"{self.course.name}: the time of a step, {mode}")
-            options: dict[str, Any] = {"device": self.call.device, "folder": self.call.folder, "rounds": self.scale.turns}
-            with times.threads(1) if self.call.device == "cpu" else contextlib.nullcontext():
-                record = times.measure(able, captured=mode == "captured", **options)
-            self.store.add_times(mode, record)
+            if any(known.get(name) != trial.as_json() for name, trial in able.items()):
+                said, captured = f"{self.course.name}: the time of a step, {mode}", mode == "captured"
+                with times.threads(self.means.threads):
+                    clock(mode, able, self.store, self.means, said, again=True, captured=captured, rounds=self.scale.turns)

@@ -56,13 +56,9 @@ def check(store: Store) -> None:
 
 
 def crossing(record: Run, quantity: str, target: float, *, higher: bool = False) -> float | None:
-    """The step at which a run first is at the target, on straight lines between measurements; None if it never is.
+    """The step at which a run is first at the target, from above, or from below where `higher` is better; None if it never is.
 
-    Args:
-        record: The run.
-        quantity: Which of its columns.
-        target: To be reached from above, or from below where `higher` is better.
-        higher: Whether more is better.
+    Between measurements lie straight lines.
     """
     sign = -1 if higher else 1
     before: tuple[float, float] | None = None
@@ -149,18 +145,14 @@ def _method(
     clocks = {mode: medians(record) for mode, record in timed.items()}
     by_mode = {mode: own[name] for mode, own in clocks.items() if name in own}
     mode = "captured" if "captured" in by_mode else "eager"
-    per_step = by_mode.get(mode)
+    each = by_mode.get(mode)
+    ends = {key: [_final(record, key) for record in ran] for key in (quantity, *about["metrics"])}
     steps = [None if target is None else crossing(record, quantity, target, higher=higher) for record in ran]
-    known: dict[str, Any] = dict.fromkeys(("settings", "steps_to_target", "seconds_to_target", "final", "metrics"))
-    if ran:
-        known |= {
-            "settings": None if found.best is None else _settings(found.best),
-            "steps_to_target": _sample(steps),
-            "seconds_to_target": _sample([_times(step, per_step) for step in steps]),
-            "final": _sample([_final(record, quantity) for record in ran]),
-            "metrics": {key: _sample([_final(record, key) for record in ran]) for key in about["metrics"]},
-        }
+    seconds = [None if step is None or each is None else step * each for step in steps]
     tried = {trial: value for values in found.tried for trial, value in values.items()}
+    unfinished = "diverged in every tuning trial" if found.lost else f"{len(tried)} tuning trials have been run"
+    if found.best:
+        unfinished = "tuned, but not run with other seeds yet"
     return {
         "name": name,
         "label": entrant.label,
@@ -169,9 +161,9 @@ def _method(
         "mode": mode,
         "n": len(ran),
         "trials": len(tried),
-        "diverged": sum(_final(record, quantity) is None for record in ran),
-        "reason": None if ran else about.get("reasons", {}).get(name) or _unfinished(found),
-        "seconds_per_step": rounded(per_step),
+        "diverged": ends[quantity].count(None),
+        "reason": None if ran else about.get("reasons", {}).get(name) or unfinished,
+        "seconds_per_step": rounded(each),
         "clocks": {mode: rounded(own) for mode, own in by_mode.items()},
         "control": {mode: rounded(own.get(name + CONTROL)) for mode, own in clocks.items()},
         "ready": {mode: own.get("ready", {}).get(name) for mode, own in timed.items()},
@@ -179,16 +171,13 @@ def _method(
             {"settings": _settings(trial), "value": rounded(value), "diverged": math.isinf(value)}
             for trial, value in tried.items()
         ],
-        "curves": [_curve(record, quantity, per_step) for record in ran],
-        **known,
+        "curves": [_curve(record, quantity, each) for record in ran],
+        "settings": _settings(found.best) if ran and found.best else None,
+        "steps_to_target": _sample(steps) if ran else None,
+        "seconds_to_target": _sample(seconds) if ran else None,
+        "final": _sample(ends[quantity]) if ran else None,
+        "metrics": {key: _sample(ends[key]) for key in about["metrics"]} if ran else None,
     }
-
-
-def _unfinished(found: Result) -> str:
-    tried = sum(map(len, found.tried))
-    if found.lost:
-        return "diverged in every tuning trial"
-    return "tuned, but not run with other seeds yet" if found.best else f"{tried} tuning trials have been run"
 
 
 def _settings(trial: Trial) -> dict[str, float]:
@@ -197,29 +186,22 @@ def _settings(trial: Trial) -> dict[str, float]:
     return {name: float(known[name]) for name in SETTINGS if name in known}  # type: ignore[arg-type]
 
 
-def _curve(record: Run, quantity: str, per_step: float | None) -> dict[str, Any]:
-    steps = record.curve["step"]
+def _curve(record: Run, quantity: str, each: float | None) -> dict[str, Any]:
+    steps = [step or 0 for step in record.curve["step"]]
     return {
         "seed": record.trial.seed,
-        "steps": list(steps),
-        "seconds": [rounded(_times(step, per_step)) for step in steps],
+        "steps": steps,
+        "seconds": [None if each is None else rounded(step * each) for step in steps],
         "loss": [rounded(value) for value in record.curve[quantity]],
     }
-
-
-def _times(step: float | None, per_step: float | None) -> float | None:
-    return None if step is None or per_step is None else step * per_step
 
 
 def _sample(values: list[float | None]) -> dict[str, Any]:
     """With the median in which a value that is not there is infinite: None where most are missing."""
     found = sample(values)
     middle = median(math.inf if value is None else value for value in values) if values else None
-    return (
-        found
-        | {name: rounded(found[name]) for name in ("mean", "std")}
-        | {"values": [rounded(value) for value in values], "median": rounded(middle)}
-    )
+    known = {name: rounded(own) for name, own in {**found, "median": middle}.items() if name in ("mean", "std", "median")}
+    return {**found, **known, "values": [rounded(value) for value in values]}
 
 
 def _compared(methods: Sequence[Record]) -> list[dict[str, Any]]:
