@@ -48,6 +48,7 @@ __all__ = [
     "sparse_parts",
     "version",
     "while_compiling",
+    "wide_norms",
     "will_compute",
     "will_compute_each",
 ]
@@ -237,6 +238,11 @@ def convolution_gradients(g: Tensor, x: Tensor, weight: Tensor, how: tuple[Any, 
 def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """Values and indices of a sparse tensor as they are; the public names want them coalesced."""
     return x._values(), x._indices()
+
+
+def wide_norms(xs: Sequence[Tensor]) -> list[Tensor]:
+    """‖x‖ of each on a GPU, with squares in float64. The public function would copy all numbers to that type first."""
+    return list(torch._foreach_norm(list(xs), 2, torch.float64))
 
 
 def break_graph(reason: str) -> None:

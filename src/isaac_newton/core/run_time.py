@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isaac_newton.core.conditioner import invert, multiply, multiply_own
+from isaac_newton.core.conditioner import invert, is_usual, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer, layer_of, live_layers
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.options import LIVE, Run
@@ -116,7 +116,8 @@ def _inverse(r: Tensor, strength: Tensor, relative: str, in_difference: bool, ru
     if isinstance(made.failures, Tensor) or made.failures:
         for layer in _layers_with(r, run):
             layer.fell_back(made.failures)
-    if in_difference and isinstance(now, float) and now < _LEAST_RATIO and r.dtype is torch.float32:
+    too_few = isinstance(now, float) and (now < _LEAST_RATIO or (relative and not is_usual(float(made.damping))))
+    if in_difference and too_few and r.dtype is torch.float32:
         for layer in _layers_with(r, run):
             layer.lost_digits()
     if made.inverse is not None:

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from isaac_newton import kernels, torch_private
 from isaac_newton.math import equations
 
-__all__ = ["NOTHING", "inverse", "inverses", "ratio", "subtract", "unrounded"]
+__all__ = ["NOTHING", "inverse", "inverses", "is_safe", "norms", "ratio", "subtract", "unrounded"]
 
 NOTHING = contextlib.nullcontext()
 
@@ -36,6 +37,8 @@ _ENOUGH, _MOST_ROUNDED = 1e4, 32.0
 _LEAST_EIGENVALUE = 1e-13
 #: A larger relative error is counted and warned about.
 _TOLERANCE = 1e-3
+#: Where a norm is larger, the squares that vanish in float32 are too small to matter.
+_SHORTEST = 1e-12
 #: Numbers of a gradient that are widened at once: in float64 they fit into a cache.
 _AT_ONCE = 262_144
 
@@ -221,9 +224,37 @@ def ratio(
     gram: Float[Tensor, "*groups rows rows"],
 ) -> Float[Tensor, ""]:
     """‖∇‖ / ‖∇ − U r‖ for S = ∇rᵀ and U = S P, without a look at the difference."""
-    squares = gradient.square().sum()
+    (length,) = norms(gradient)
+    # In units of that length: squares of very long or short gradients overflow or vanish.
+    unit = torch.where(length > 0, length, 1.0)
+    seen, used = seen / unit, used / unit
     change = (used * (used @ gram - 2 * seen)).sum()
-    return equations.quotient(squares.sqrt(), (squares + change).clamp_min(0).sqrt())
+    return equations.quotient(torch.ones_like(change), (1 + change).clamp_min(0).sqrt())
+
+
+def norms(*xs: Float[Tensor, "..."]) -> list[Float[Tensor, ""]]:
+    """‖x‖ of each, also of numbers whose squares overflow or vanish in their type."""
+    if kernels.is_differentiable(*xs) or xs[0].device.type not in ("cpu", "cuda"):
+        return [_scaled_norm(x) for x in xs]
+    if xs[0].is_cuda:
+        return torch_private.wide_norms(xs)
+    found = [torch.linalg.vector_norm(x) for x in xs]
+    return [
+        norm if is_safe(norm) else torch.linalg.vector_norm(x, dtype=torch.float64) for x, norm in zip(xs, found, strict=True)
+    ]
+
+
+def is_safe(norm: Float[Tensor, ""]) -> bool:
+    """Whether the squares of which it was made were neither too large nor too small for float32."""
+    return _SHORTEST < norm.item() < math.inf
+
+
+def _scaled_norm(x: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    """Of what the compiler or torch.func sees, which look at no value: of no effect on derivatives."""
+    largest = torch.linalg.vector_norm(x.detach(), math.inf)
+    unit = torch.where(largest > 0, largest, 1.0)
+    norm: Tensor = torch.linalg.vector_norm(x / unit)
+    return unit * norm
 
 
 @functools.lru_cache(maxsize=32)
