@@ -70,6 +70,8 @@ class Watch:
         self._is_on_cpu = all(p.device.type == "cpu" for p in model.parameters())
         self._hook_weights()
         self._steps = notice_unbound(sites) if run.options.when == "step" else None
+        if self._steps is not None:
+            weakref.finalize(self, self._steps.remove)  # it looks at every optimizer, of other models too
         run.watch = self
 
     def _hook_weights(self) -> None:
