@@ -2,7 +2,11 @@
 
 import copy
 import gc
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +106,66 @@ def test_a_model_that_is_gone_leaves_no_hook_on_optimizers() -> None:
     del model
     gc.collect()
     assert len(hooks) == before
+
+
+# ---------------------------------------------------------------------------------------------------------------- compiled code
+
+#: The compiler warns about itself.
+COMPILES = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning", "ignore:.*grad attribute of a")
+
+
+@pytest.mark.parametrize("options", ["automatic", "drawn", "reduced"])
+def test_statistics_of_compiled_code_follow_the_batch(options: str) -> None:
+    # In a process of its own: the checks of shapes that the tests add to every call are not made to be compiled.
+    script, source = Path(__file__).parent / "dynamic.py", Path(__file__).parent.parent / "src"
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    result = subprocess.run(
+        [sys.executable, str(script), options], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "as in eager code\n"
+
+
+@COMPILES
+def test_failures_in_compiled_code_are_counted_for_every_batch() -> None:
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(40, 3))
+    handle = isaac.attach(model, damping=isaac.Relative(1e-7, to="largest"), sharing="reduce")
+    compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+    for number, count in enumerate((12, 15), 1):
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            compiled(torch.randn(count, 2, 40)).square().mean().backward()
+        assert handle.statistics["0"].fallbacks == number
+
+
+GIVEN_UP: dict[str, Any] = {
+    "every row": {"damping": LAMBDA},
+    "automatic": {},
+    "drawn": {"damping": isaac.Relative(0.1), "max_rows": 4},
+    "joint": {"damping": LAMBDA, "bias": "joint", "sharing": "reduce"},
+    "step": {"damping": LAMBDA, "when": "step"},
+}
+
+
+@COMPILES
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("options", GIVEN_UP.values(), ids=GIVEN_UP)
+def test_many_compiled_models_are_conditioned_alike(options: dict[str, Any], alone: bool) -> None:
+    """The compiler gives up on a function that it has compiled for too many models, in the middle of it."""
+    torch.compiler.reset()
+    for _ in range(12):
+        layers = [nn.Linear(7, 4)] if alone else [nn.Linear(7, 4), nn.Tanh(), nn.Linear(4, 2)]
+        model = nn.Sequential(*layers).double()
+        twin, x = copy.deepcopy(model), torch.randn(6, 2, 7, dtype=torch.float64)
+        handle, other = (isaac.attach(one[0] if alone else one, **options) for one in (model, twin))
+        for each in (x, 2 * x):
+            torch.compile(model[0] if alone else model, backend="aot_eager")(each).square().sum().backward()
+            twin(each).square().sum().backward()
+        if "when" in options:
+            handle.step()
+            other.step()
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            assert q.grad is not None
+            close(p.grad, q.grad)
+        assert {seen.backward_pass for seen in handle.statistics.values()} == {2}

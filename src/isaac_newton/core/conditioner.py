@@ -30,7 +30,6 @@ __all__ = ["Conditioner", "invert", "is_usual", "multiply", "multiply_own", "sha
 _FEW_FEATURES = 512
 _IDENTITY = Inverted()
 _LEAST_DAMPING = 1e-30
-_TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(slots=True)
@@ -347,14 +346,23 @@ def multiply_own(
     with cpu.unrounded(a) if has_values(a) else cpu.NOTHING:
         gram = by.found.gram
         gram = torch.mm(a, a.mT) if gram is None else gram
-        unit: float | Tensor = 1.0 if can_look else torch.linalg.vector_norm(plain.detach(), math.inf).clamp_min(_TINY)
-        used = torch.mm(inverse, g if can_look else g / unit)
-        before, after = (
-            (torch.mm(x, x.mT) * gram).sum().clamp_min(0).sqrt() for x in (plain if can_look else plain / unit, used)
-        )
-    if can_look and not (cpu.is_safe(before) and cpu.is_safe(after)):
-        return _as_long_as(torch.mm(plain.mT, a), _own_product(g, by))
-    return torch.mm((used * (equations.quotient(before, after) * unit)).mT, a)
+        if can_look:
+            used = torch.mm(inverse, g)
+            before, after = _length(plain, gram), _length(used, gram)
+            if not (cpu.is_safe(before) and cpu.is_safe(after)):
+                return _as_long_as(torch.mm(plain.mT, a), _own_product(g, by))
+            ratio = equations.quotient(before, after)
+        else:
+            # The compiler of dynamic sizes would take a number that stands elsewhere for one that changes.
+            unit = torch.linalg.vector_norm(plain, math.inf).clamp_min(1e-38)
+            used = torch.mm(inverse, g / unit)
+            ratio = equations.quotient(_length(plain / unit, gram), _length(used, gram)) * unit
+    return torch.mm((used * ratio).mT, a)
+
+
+def _length(x: Float[Tensor, "rows out"], gram: Float[Tensor, "rows rows"]) -> Float[Tensor, ""]:
+    """‖xᵀa‖ by a aᵀ."""
+    return (torch.mm(x, x.mT) * gram).sum().clamp_min(0).sqrt()
 
 
 def share_beyond(by: Conditioner, outputs: int) -> float:

@@ -184,6 +184,7 @@ class Run:
         mask_missed: The leading dimensions of one that did not.
         relative: What the damping is relative to. Compiled code is made for that, and for any number.
         number: Stands for this in compiled code.
+        noted: Of compiled code: in which pass the statistics of which uses were filled last.
     """
 
     options: Options = field(default_factory=Options)
@@ -215,6 +216,7 @@ class Run:
     mask_missed: Sequence[int] | None = None
     relative: RelativeTo | None = field(init=False)
     number: int = field(init=False)
+    noted: dict[int, int] = field(default_factory=dict, repr=False)
     _pass: int = field(default=-1, repr=False)
     _source: "tuple[weakref.ref[Tensor], int, object] | None" = field(default=None, repr=False)
     _stepped: set[int] = field(default_factory=set, repr=False)
@@ -232,7 +234,15 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        fresh: dict[str, Any] = {"_source": None, "waiting": [], "made": {}, "parts": {}, "bound": False, "watch": None}
+        fresh: dict[str, Any] = {
+            "_source": None,
+            "waiting": [],
+            "made": {},
+            "parts": {},
+            "bound": False,
+            "watch": None,
+            "noted": {},
+        }
         return {**self.__dict__, **fresh, "_pass": -1, "_stepped": set(), "memory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -251,7 +251,7 @@ def is_safe(norm: Float[Tensor, ""]) -> bool:
 
 def _scaled_norm(x: Float[Tensor, "..."]) -> Float[Tensor, ""]:
     """Of what the compiler or torch.func sees, which look at no value: of no effect on derivatives."""
-    largest = torch.linalg.vector_norm(x.detach(), math.inf)
+    largest = torch.linalg.vector_norm(x, math.inf)
     unit = torch.where(largest > 0, largest, 1.0)
     norm: Tensor = torch.linalg.vector_norm(x / unit)
     return unit * norm
