@@ -169,3 +169,90 @@ def test_many_compiled_models_are_conditioned_alike(options: dict[str, Any], alo
             assert q.grad is not None
             close(p.grad, q.grad)
         assert {seen.backward_pass for seen in handle.statistics.values()} == {2}
+
+
+# ---------------------------------------------------------------------------------------------------------------- torch.func
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(torch.tanh(self.table(x)))
+        return output
+
+
+ENSEMBLES: dict[str, Any] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), lambda: torch.randn(5, 6), {}),
+    "joint": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh()), lambda: torch.randn(5, 6), {"bias": "joint"}),
+    "automatic": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh()), lambda: torch.randn(5, 6), {"damping": "auto"}),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh()), lambda: torch.randn(2, 2, 6, 6), {}),
+    "words": (Words, lambda: torch.randint(9, (7,)), {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
+@pytest.mark.parametrize(("make", "inputs", "options"), ENSEMBLES.values(), ids=ENSEMBLES)
+def test_an_ensemble_of_stacked_weights_is_conditioned(make: Any, inputs: Any, options: dict[str, Any]) -> None:
+    """As in torch's tutorial: a forward pass by vmap over weights, and an ordinary backward pass. Gradients stayed plain."""
+    models = [make().double() for _ in range(3)]
+    x = inputs()
+    x = x.double() if x.is_floating_point() else x
+    options = {"damping": LAMBDA, **options}
+    base = copy.deepcopy(models[0])
+    isaac.attach(base, **options)
+    weights, buffers = torch.func.stack_module_state(models)
+    torch.func.vmap(lambda given: torch.func.functional_call(base, (given, buffers), (x,)))(weights).square().sum().backward()
+    for number, model in enumerate(models):
+        isaac.attach(model, **options)
+        model(x).square().sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            assert weights[name].grad is not None
+            close(weights[name].grad[number], parameter.grad)
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution", "words"])
+def test_schedules_and_draws_go_on_in_torch_func(kind: str) -> None:
+    make, inputs, _ = ENSEMBLES[kind]
+    model, x, seen = make().double(), inputs(), []
+
+    def schedule(step: int) -> float:
+        seen.append(step)
+        return LAMBDA
+
+    isaac.attach(model, damping=schedule, max_rows=3)
+    given = {name: p.detach() for name, p in model.named_parameters()}
+    x = x.double() if x.is_floating_point() else x
+    found = []
+    for _ in range(3):
+        gradient = torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).square().sum())(given)
+        found.append(gradient[next(iter(given))])
+    assert sorted(set(seen)) == [0, 1, 2]
+    assert kind == "words" or not torch.equal(found[0], found[1]), "other rows"
+
+
+# ---------------------------------------------------------------------------------------------------------------- dampings
+
+
+@BOTH
+@pytest.mark.parametrize("damping", [1e-300, 1e-45, 1e-38, 1e38, 1e300])
+def test_dampings_that_float32_does_not_know(damping: float, when: str) -> None:
+    """Far below all curvature what is left is rounding: it is small, and counted where digits were asked for."""
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(5, 6)
+    plain, handle = copy.deepcopy(model), isaac.attach(model, damping=damping, when=when)
+    with warnings.catch_warnings(record=True) as met:
+        warnings.simplefilter("always")
+        model(x).square().sum().backward()
+        if when == "step":
+            handle.step()
+    plain(x).square().sum().backward()
+    for name, layer in (("0", 0), ("2", 2)):
+        before, after = plain[layer].weight.grad, model[layer].weight.grad
+        if damping > 1:
+            close(after, before.double()) if torch.equal(after, before) else torch.testing.assert_close(after, before)
+        else:
+            assert after.norm() < 1e-3 * before.norm()
+            assert met or after.norm() < 1e-9 * before.norm(), handle.statistics[name]

@@ -47,6 +47,7 @@ __all__ = [
     "saves_elsewhere",
     "sparse_parts",
     "version",
+    "wants_gradient",
     "while_compiling",
     "wide_norms",
     "will_compute",
@@ -129,6 +130,13 @@ def while_compiling(function: Callable[[Any], None]) -> None:
 def is_one_of_many(x: Tensor) -> bool:
     """Whether this is a gradient under `is_grads_batched=True`, which has a dimension that it does not show."""
     return bool(_C._functorch.is_legacy_batchedtensor(x))
+
+
+def wants_gradient(x: Tensor) -> bool:
+    """Whether it requires a gradient. Under `torch.func.vmap` a batch of tensors does not say so itself."""
+    while not torch.compiler.is_compiling() and _C._functorch.is_batchedtensor(x):
+        x = _C._functorch.get_unwrapped(x)
+    return x.requires_grad
 
 
 def differentiates_forward() -> bool:

@@ -21,7 +21,7 @@ from isaac_newton.core.rows import Layout, Rows, cast, gather, sequence, working
 from isaac_newton.core.use import Use, conditioners
 from isaac_newton.kernels.permutation import draw_seed, permuted
 from isaac_newton.math.damping import number
-from isaac_newton.torch_private import current_pass, has_values, is_transformed
+from isaac_newton.torch_private import current_pass, has_values
 
 __all__ = ["condition", "draw", "gather_rows", "inverse", "operator", "own", "own_gradient", "passing", "strength"]
 
@@ -200,8 +200,7 @@ gather_rows = operator(_gather)
 
 def own_gradient(g: Tensor, a: Tensor, joint: bool, layer: ConditionedLayer) -> Tensor:
     """ζ* or ζ of a linear layer in its own form."""
-    if not is_transformed():
-        layer.run.enter_pass()
+    layer.run.enter_pass()
     use = Use(layer, Layout(sequence, joint=joint), a, None, True, g.shape[1])
     (made,) = conditioners([use])
     plain = g
@@ -214,7 +213,6 @@ def own_gradient(g: Tensor, a: Tensor, joint: bool, layer: ConditionedLayer) -> 
 
 
 def _own(g: Tensor, a: Tensor, joint: bool, layer: int) -> Tensor:
-    layer_of(layer).run.enter_pass()
     return own_gradient(g, a, joint, layer_of(layer))
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from isaac_newton import kernels, torch_private
 from isaac_newton.core import run_time
 from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
-from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.layer import ConditionedLayer, layer_of
 from isaac_newton.core.operations import LINEAR
 from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, sequence, working_dtype
 from isaac_newton.core.use import Alone, Use, conditioners, has_own_form
@@ -79,7 +79,7 @@ def condition(
     options = layer.run.options
     if options.when == "step" and not torch.compiler.is_compiling():
         raise RuntimeError("when='step' conditions the .grad of parameters, and torch.func has none: use when='backward'")
-    joint = bias if bias is not None and bias.requires_grad and options.bias == "joint" else None
+    joint = bias if bias is not None and torch_private.wants_gradient(bias) and options.bias == "joint" else None
     layout = Layout(arrange, transposed, joint is not None)
     where = layer.slice(weight, transposed=transposed, bias=joint)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
@@ -101,7 +101,7 @@ def _applied(function: type[torch.autograd.Function], *args: object) -> Any:
 
 def _conditions(weight: Tensor) -> bool:
     _leave_graphs_of_torch_func()
-    return torch.is_grad_enabled() and weight.requires_grad
+    return torch.is_grad_enabled() and torch_private.wants_gradient(weight)
 
 
 def _leave_graphs_of_torch_func() -> None:
@@ -139,6 +139,7 @@ class _Condition(torch.autograd.Function):
                 # The compiler has given up in the middle: the rest is eager code.
                 eager = Alone(use).condition([grad_weight, grad_bias], None, [True, grad_bias is not None])
                 return *eager, *[None] * 6
+            layer.run.enter_pass()
             made = conditioners([use])[0]
             matrix = layout.matrix(grad_weight, grad_bias, made.rows.groups)
             (done,) = multiply([matrix], [made])
@@ -193,6 +194,8 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
+        if not torch.compiler.is_compiling():
+            layer_of(ctx.number).run.enter_pass()
         return ctx.transform(g, *ctx.saved_tensors, ctx.number), None, None, *[None] * ctx.count
 
 

@@ -39,6 +39,8 @@ _LEAST_EIGENVALUE = 1e-13
 _TOLERANCE = 1e-3
 #: Where a norm is larger, the squares that vanish in float32 are too small to matter.
 _SHORTEST = 1e-12
+#: Larger scales are no numbers of float32.
+_LARGEST = 1e38
 #: Numbers of a gradient that are widened at once: in float64 they fit into a cache.
 _AT_ONCE = 262_144
 
@@ -67,6 +69,8 @@ def inverse(
     A factorization that fails is repeated with a larger damping; where that fails too, the identity stands, or zero where the
     inverse is used `in_difference`. `largest` is the largest eigenvalue of s·x xᵀ, where it is known.
     """
+    if scale > _LARGEST:
+        x = x.to(torch.float64)
     identity = _identity(x.shape[-2], x.dtype)
     with unrounded(x):
         matrix = (torch.addmm if x.dim() == 2 else torch.baddbmm)(identity, x, x.mT, alpha=scale)
@@ -90,7 +94,7 @@ def inverses(
         return [inverse(xs[0], scales[0], in_difference, largest)]
     size, dtype = xs[0].shape[0], xs[0].dtype
     found: dict[int, Tensor] = {}
-    if all(x.dtype is dtype for x in xs):
+    if all(x.dtype is dtype for x in xs) and max(scales) <= _LARGEST:
         matrices, identity = torch.empty(len(xs), size, size, dtype=dtype), _identity(size, dtype)
         with unrounded(xs[0]):
             for x, scale, matrix in zip(xs, scales, matrices, strict=True):
