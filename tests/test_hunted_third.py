@@ -99,13 +99,68 @@ def test_a_model_that_is_gone_leaves_no_hook_on_optimizers() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     isaac.attach(model, when="step")
     gc.collect()
-    assert len(hooks) == before + 1, "it is the model's, and outlives the handle"
+    assert len(hooks) > before, "they are the model's, and outlive the handle"
     model(torch.randn(4, 3)).sum().backward()
     with pytest.warns(RuntimeWarning, match="bind"):
         torch.optim.SGD(model.parameters(), 0.1).step()
     del model
     gc.collect()
     assert len(hooks) == before
+
+
+@BOTH
+@pytest.mark.parametrize("passes", [0, 2])
+def test_layers_that_are_all_replaced_are_named(passes: int, when: str) -> None:
+    """Then nothing of the library is called any more in a pass: gradients were plain without a word."""
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(5, 6)
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+
+    def train(steps: int) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if when == "step":
+            handle.bind(optimizer)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+
+    train(passes)
+    model[0], model[2] = nn.Linear(6, 8), nn.Linear(8, 3)
+    with pytest.warns(RuntimeWarning, match=r"layers '0', '2' were replaced after attach"):
+        train(5)
+
+
+def test_many_optimizers_that_step_once_a_pass_do_not_look_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(*[nn.Linear(6, 6) for _ in range(8)]), torch.randn(5, 6)
+    handle = isaac.attach(model, damping=LAMBDA)
+    optimizers = [torch.optim.SGD([p], 1e-3) for p in model.parameters()]
+    looks: list[int] = []
+    monkeypatch.setattr(handle._watch, "say_what_changed", lambda: looks.append(1))
+    for _ in range(30):
+        model(x).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(looks) < 10
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler warns about itself
+def test_an_optimizer_can_be_compiled() -> None:
+    torch.compiler.reset()
+    model, x = nn.Sequential(nn.Linear(6, 8)), torch.randn(5, 6)
+    isaac.attach(model, damping=LAMBDA)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    frames: list[int] = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        frames.append(1)
+        return graph.forward
+
+    step = torch.compile(optimizer.step, backend=count)
+    for _ in range(4):
+        model(x).square().sum().backward()
+        step()
+    assert len(frames) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------------- compiled code

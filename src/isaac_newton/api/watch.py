@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from isaac_newton import torch_private
@@ -69,9 +70,13 @@ class Watch:
         self.gone: dict[str, str] = {}
         self._is_on_cpu = all(p.device.type == "cpu" for p in model.parameters())
         self._hook_weights()
-        self._steps = notice_unbound(sites) if run.options.when == "step" else None
-        if self._steps is not None:
-            weakref.finalize(self, self._steps.remove)  # it looks at every optimizer, of other models too
+        #: Steps of optimizers since the last backward pass, that pass, and at how many of them somebody looks.
+        self._idle, self._idle_since, self._look_idle = 0, -1, 4
+        self._steps = [register_optimizer_step_post_hook(_Stepped(weakref.ref(self)))]
+        if run.options.when == "step":
+            self._steps.append(notice_unbound(sites))
+        for hook in self._steps:
+            weakref.finalize(self, hook.remove)  # they look at every optimizer, of other models too
         run.watch = self
 
     def _hook_weights(self) -> None:
@@ -139,6 +144,15 @@ class Watch:
         if now + 1 >= self._next_look and self._is_on_cpu:
             run.clock.begin()
 
+    def after_step(self) -> None:
+        """When some optimizer has stepped: where all layers were replaced no backward pass tells."""
+        now = self._run.backward_passes
+        self._idle = self._idle + 1 if now == self._idle_since else 1
+        self._idle_since = now
+        if self._idle >= self._look_idle:
+            self._look_idle *= 2
+            self.say_what_changed()
+
     def _say_mask_missed(self, mask: Tensor, missed: Sequence[int]) -> None:
         """An input did not begin with the mask's shape: a mask over samples fits all inputs, one over positions fits some."""
         if mask.dim() == 1 or not self._run.mask_met:
@@ -187,9 +201,21 @@ class Watch:
         for name in self._unseen:
             self._sites[name].left = None
         self._unseen.clear()
-        if self._steps is not None:
-            self._steps.remove()
+        for hook in self._steps:
+            hook.remove()
         self._run.watch = None
+
+
+class _Stepped:
+    """A hook on every optimizer."""
+
+    def __init__(self, watch: "weakref.ref[Watch]") -> None:
+        self._watch = watch
+
+    def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
+        watch = None if torch.compiler.is_compiling() else self._watch()
+        if watch is not None:
+            watch.after_step()
 
 
 class _Arrival:
