@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.optim import optimizer as optimizers
 
 import isaac_newton as isaac
+from definition import attach as define
 from definition import conditioner as exact_conditioner
 
 LAMBDA = 0.3
@@ -311,3 +312,161 @@ def test_dampings_that_float32_does_not_know(damping: float, when: str) -> None:
         else:
             assert after.norm() < 1e-3 * before.norm()
             assert met or after.norm() < 1e-9 * before.norm(), handle.statistics[name]
+
+
+# ---------------------------------------------------------------------------------------------------------------- right loops
+
+
+class Reversed(torch.autograd.Function):
+    """The gradient turns round on its way back, as in adversarial domain adaptation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
+
+
+class Net(nn.Module):
+    """A trunk, heads that see the same, and one behind a reversed gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(6, 6)
+        self.heads = nn.ModuleList(nn.Linear(6, 3) for _ in range(3))
+        self.judge = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, heads: tuple[int, ...] = (0, 1, 2)) -> Tensor:
+        x = torch.tanh(self.trunk(x))
+        return torch.cat([*(self.heads[number](x) for number in heads), self.judge(Reversed.apply(x))], 1)
+
+
+def target_network(net: Any, x: Tensor) -> None:
+    target = copy.deepcopy(net).requires_grad_(False)
+    (net(x) - target(x + 1)).square().sum().backward()
+
+
+def stopped_gradient(net: Any, x: Tensor) -> None:
+    with torch.no_grad():
+        other = net(x + 1)
+    (net(x) * other).sum().backward()
+
+
+def two_losses(net: Any, x: Tensor) -> None:
+    output = net(x)
+    output[:, 0].sum().backward(retain_graph=True)
+    output[:, 1:].square().sum().backward()
+
+
+def saliency_first(net: Any, x: Tensor) -> None:
+    seen = x.clone().requires_grad_()
+    loss = net(seen).square().sum()
+    torch.autograd.grad(loss, seen, retain_graph=True)
+    loss.backward()
+
+
+def stored_elsewhere(net: Any, x: Tensor) -> None:
+    with torch.autograd.graph.save_on_cpu():
+        loss = net(x).square().sum()
+    loss.backward()
+
+
+def validated_in_between(net: Any, x: Tensor) -> None:
+    loss = net(x).square().sum()
+    with torch.inference_mode():
+        net(2 * x)
+    loss.backward()
+
+
+def weights_swapped_and_back(net: Any, x: Tensor) -> None:
+    kept = {name: value.clone() for name, value in net.state_dict().items()}
+    net.load_state_dict({name: 0 * value for name, value in kept.items()})
+    with torch.no_grad():
+        net(x)
+    net.load_state_dict(kept)
+    net(x).square().sum().backward()
+
+
+def merged(net: Any, x: Tensor) -> None:
+    with torch.no_grad():
+        net.trunk.weight += torch.arange(36.0).reshape(6, 6) / 100
+    net(x).square().sum().backward()
+
+
+def gradients_ready_made(net: Any, x: Tensor) -> None:
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    net(x).square().sum().backward()
+
+
+def some_heads(net: Any, x: Tensor) -> None:
+    net(x, (0, 2)).square().sum().backward()
+
+
+def frozen_and_not(net: Any, x: Tensor) -> None:
+    net.trunk.requires_grad_(False)
+    net(x).square().sum()
+    net.trunk.requires_grad_(True)
+    net(x).square().sum().backward()
+
+
+def averaged_model(net: Any, x: Tensor) -> None:
+    average = torch.optim.swa_utils.AveragedModel(net)
+    net(x).square().sum().backward()
+    average.update_parameters(net)
+    average(x)
+
+
+def tokens_that_are_far_from_contiguous(net: Any, x: Tensor) -> None:
+    net(x.T.contiguous().T[::2]).square().sum().backward()
+
+
+def anomalies_detected(net: Any, x: Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly():
+            net(x).square().sum().backward()
+
+
+def unused_graphs(net: Any, x: Tensor) -> None:
+    kept = [net(x) for _ in range(70)]
+    net(x).square().sum().backward()
+    assert kept
+
+
+RIGHT = [
+    target_network,
+    stopped_gradient,
+    two_losses,
+    saliency_first,
+    stored_elsewhere,
+    validated_in_between,
+    weights_swapped_and_back,
+    merged,
+    gradients_ready_made,
+    some_heads,
+    frozen_and_not,
+    averaged_model,
+    tokens_that_are_far_from_contiguous,
+    anomalies_detected,
+    unused_graphs,
+]
+
+
+@BOTH
+@pytest.mark.parametrize("loop", RIGHT, ids=lambda loop: loop.__name__)
+def test_a_loop_is_right_and_does_not_warn(loop: Any, when: str) -> None:
+    model, x = Net().double(), torch.randn(8, 6, dtype=torch.float64)
+    plain = copy.deepcopy(model)
+    handle = isaac.attach(model, damping=LAMBDA, when=when)
+    define(plain, LAMBDA)
+    for one in (model, plain):
+        loop(one, x)
+    if when == "step":
+        handle.step()
+    for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (parameter.grad is None) == (other.grad is None)
+        if other.grad is not None:
+            close(parameter.grad, other.grad)
