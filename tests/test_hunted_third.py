@@ -18,6 +18,7 @@ from torch.optim import optimizer as optimizers
 import isaac_newton as isaac
 from definition import attach as define
 from definition import conditioner as exact_conditioner
+from isaac_newton.api import watch
 
 LAMBDA = 0.3
 BOTH = pytest.mark.parametrize("when", ["backward", "step"])
@@ -92,21 +93,41 @@ def test_a_raw_weight_is_reported_plain_where_its_layer_is() -> None:
 # ---------------------------------------------------------------------------------------------------------------- lifetimes
 
 
-def test_a_model_that_is_gone_leaves_no_hook_on_optimizers() -> None:
+def test_a_model_that_is_gone_is_not_looked_after() -> None:
     """A search over settings attaches many models, and detaches none."""
     hooks: Any = vars(optimizers)["_global_optimizer_post_hooks"]
+    isaac.attach(nn.Sequential(nn.Linear(3, 2)), when="step")
     gc.collect()
-    before = len(hooks)
+    before, alive = len(hooks), len(watch._ALIVE)
     model = nn.Sequential(nn.Linear(3, 2))
     isaac.attach(model, when="step")
     gc.collect()
-    assert len(hooks) > before, "they are the model's, and outlive the handle"
+    assert len(watch._ALIVE) == alive + 1, "what looks after it is the model's, and outlives the handle"
     model(torch.randn(4, 3)).sum().backward()
     with pytest.warns(RuntimeWarning, match="bind"):
         torch.optim.SGD(model.parameters(), 0.1).step()
     del model
     gc.collect()
-    assert len(hooks) == before
+    assert len(watch._ALIVE) == alive
+    assert len(hooks) == before, "one for all models"
+
+
+def test_a_model_may_be_freed_while_an_optimizer_steps() -> None:
+    """A hook that went with its model changed what torch was just going through."""
+    models = [nn.Sequential(nn.Linear(3, 2)) for _ in range(3)]
+    for model in models:
+        isaac.attach(model, when="step")
+    del model
+    alive = len(watch._ALIVE)
+
+    def free(*args: object) -> None:
+        models.clear()
+        gc.collect()
+
+    hook = optimizers.register_optimizer_step_post_hook(free)
+    torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1).step()
+    hook.remove()
+    assert len(watch._ALIVE) <= alive - 3
 
 
 @BOTH

@@ -1,5 +1,6 @@
 """What goes past a handle: weights used outside their layers, layers replaced or added later, masks that fit nothing."""
 
+import functools
 import sys
 import warnings
 import weakref
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -72,11 +74,8 @@ class Watch:
         self._hook_weights()
         #: Steps of optimizers since the last backward pass, that pass, and at how many of them somebody looks.
         self._idle, self._idle_since, self._look_idle = 0, -1, 4
-        self._steps = [register_optimizer_step_post_hook(_Stepped(weakref.ref(self)))]
-        if run.options.when == "step":
-            self._steps.append(notice_unbound(sites))
-        for hook in self._steps:
-            weakref.finalize(self, hook.remove)  # they look at every optimizer, of other models too
+        _ALIVE.add(self)
+        _hook_optimizers()
         run.watch = self
 
     def _hook_weights(self) -> None:
@@ -144,8 +143,10 @@ class Watch:
         if now + 1 >= self._next_look and self._is_on_cpu:
             run.clock.begin()
 
-    def after_step(self) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
         """When some optimizer has stepped: where all layers were replaced no backward pass tells."""
+        if self._run.options.when == "step":
+            notice_unbound(self._sites, optimizer)
         now = self._run.backward_passes
         self._idle = self._idle + 1 if now == self._idle_since else 1
         self._idle_since = now
@@ -201,21 +202,24 @@ class Watch:
         for name in self._unseen:
             self._sites[name].left = None
         self._unseen.clear()
-        for hook in self._steps:
-            hook.remove()
+        _ALIVE.discard(self)
         self._run.watch = None
 
 
-class _Stepped:
-    """A hook on every optimizer."""
+#: Those of models that are there and attached.
+_ALIVE: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
-    def __init__(self, watch: "weakref.ref[Watch]") -> None:
-        self._watch = watch
 
-    def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
-        watch = None if torch.compiler.is_compiling() else self._watch()
-        if watch is not None:
-            watch.after_step()
+@functools.cache
+def _hook_optimizers() -> None:
+    """One hook for all, and for good: one that went with its model could go while torch calls them one after the other."""
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    if not torch.compiler.is_compiling():
+        for watch in list(_ALIVE):
+            watch.after_step(optimizer)
 
 
 class _Arrival:
