@@ -82,6 +82,7 @@ def test_forward_over_reverse(layer: Callable[[], nn.Module], shape: tuple[int, 
         close(tangent, expected[name])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("options", [{"damping": LAMBDA}, {}], ids=["paper", "automatic"])
 def test_forward_over_reverse_without_torch_func(options: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()

@@ -50,6 +50,11 @@ def test_a_pass_knows_whether_its_graph_is_kept(kept: bool) -> None:
     assert asked(lambda ctx: torch_private.keeps_graph(), retain_graph=kept) == [kept]
 
 
+def test_norms_are_added_up_in_float64() -> None:
+    found = torch_private.wide_norms([torch.full((2, 8), 2.0**90), torch.full((4,), 2.0**-90)])
+    assert [norm.item() for norm in found] == [4 * 2.0**90, 2 * 2.0**-90]
+
+
 ASKED: list[Any] = []
 
 

@@ -47,7 +47,9 @@ __all__ = [
     "saves_elsewhere",
     "sparse_parts",
     "version",
+    "wants_gradient",
     "while_compiling",
+    "wide_norms",
     "will_compute",
     "will_compute_each",
 ]
@@ -128,6 +130,13 @@ def while_compiling(function: Callable[[Any], None]) -> None:
 def is_one_of_many(x: Tensor) -> bool:
     """Whether this is a gradient under `is_grads_batched=True`, which has a dimension that it does not show."""
     return bool(_C._functorch.is_legacy_batchedtensor(x))
+
+
+def wants_gradient(x: Tensor) -> bool:
+    """Whether it requires a gradient. Under `torch.func.vmap` a batch of tensors does not say so itself."""
+    while not torch.compiler.is_compiling() and _C._functorch.is_batchedtensor(x):
+        x = _C._functorch.get_unwrapped(x)
+    return x.requires_grad
 
 
 def differentiates_forward() -> bool:
@@ -237,6 +246,11 @@ def convolution_gradients(g: Tensor, x: Tensor, weight: Tensor, how: tuple[Any, 
 def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """Values and indices of a sparse tensor as they are; the public names want them coalesced."""
     return x._values(), x._indices()
+
+
+def wide_norms(xs: Sequence[Tensor]) -> list[Tensor]:
+    """‖x‖ of each on a GPU, with squares in float64. The public function would copy all numbers to that type first."""
+    return list(torch._foreach_norm(list(xs), 2, torch.float64))
 
 
 def break_graph(reason: str) -> None:

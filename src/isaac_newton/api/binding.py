@@ -1,13 +1,10 @@
 """Which optimizers change weights: those inside of one that `Handle.bind` was given, and those that nobody has bound."""
 
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 from isaac_newton import torch_private
 from isaac_newton.core.layer import ConditionedLayer
@@ -15,27 +12,16 @@ from isaac_newton.core.layer import ConditionedLayer
 __all__ = ["notice_unbound", "steppers"]
 
 
-def notice_unbound(sites: Mapping[str, ConditionedLayer]) -> RemovableHandle:
+def notice_unbound(sites: Mapping[str, ConditionedLayer], optimizer: Optimizer) -> None:
     """After any optimizer's step: say so if it has used gradients that nobody has conditioned."""
-    layers = [weakref.ref(site) for site in sites.values()]
-
-    def look(optimizer: Optimizer, args: object, kwargs: object) -> None:
-        waiting = [
-            (site, name)
-            for reference in layers
-            if (site := reference()) is not None
-            for name, gathering in site.gatherings.items()
-            if gathering.grown
-        ]
-        if not waiting:
-            return  # as after each step of an optimizer that is bound
-        mine = _parameters(optimizer)
-        for site, name in waiting:
-            parameter = site.module.get_parameter(name)
-            if parameter.grad is not None and id(parameter) in mine:
-                site.run.warn_about_missed()
-
-    return register_optimizer_step_post_hook(look)
+    waiting = [(site, name) for site in sites.values() for name, gathering in site.gatherings.items() if gathering.grown]
+    if not waiting:
+        return  # as after each step of an optimizer that is bound
+    mine = _parameters(optimizer)
+    for site, name in waiting:
+        parameter = site.module.get_parameter(name)
+        if parameter.grad is not None and id(parameter) in mine:
+            site.run.warn_about_missed()
 
 
 def steppers(optimizer: object) -> list[Optimizer]:

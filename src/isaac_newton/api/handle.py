@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from isaac_newton.api import report, state
 from isaac_newton.api.averages import Averages
 from isaac_newton.api.binding import steppers
+from isaac_newton.api.computed import raw
 from isaac_newton.api.extra_passes import check_output, collect_output_gradients
 from isaac_newton.api.masks import positions, unhook_models
 from isaac_newton.api.step import condition_gradients
@@ -55,7 +56,9 @@ class Handle:
     @property
     def skipped(self) -> Mapping[str, str]:
         """Why each other module with parameters of its own keeps its plain gradient."""
-        return MappingProxyType(self._skipped)
+        # Parameters of which a layer's weight is made are known once it was called.
+        made = raw(self._model, self._sites)
+        return MappingProxyType({name: why for name, why in self._skipped.items() if name not in made})
 
     @property
     def statistics(self) -> Mapping[str, Statistics]:

@@ -108,13 +108,16 @@ def hook_models(model: nn.Module, run: Run) -> None:
     """Take the mask of every model in here that is called with one; ζ needs every row."""
     if run.conditions_outputs:
         return
-    for module, hook in _hooks(model, run, outermost=True):
+    for module, hook in _hooks(model, run, outermost=True, known=set()):
         run.differs = True
         module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _hooks(module: nn.Module, run: Run, outermost: bool) -> Iterator[tuple[nn.Module, _TakesMask]]:
-    """The outermost modules whose forward pass takes an attention mask, and the models inside of them."""
+def _hooks(module: nn.Module, run: Run, outermost: bool, known: set[nn.Module]) -> Iterator[tuple[nn.Module, _TakesMask]]:
+    """The outermost modules whose forward pass takes an attention mask, and the models inside of them, each once."""
+    if module in known:
+        return
+    known.add(module)
     is_model = any(f"{kind.__module__}.{kind.__qualname__}" == _MODEL for kind in type(module).__mro__)
     if outermost or is_model:
         try:
@@ -127,7 +130,7 @@ def _hooks(module: nn.Module, run: Run, outermost: bool) -> Iterator[tuple[nn.Mo
         elif not outermost:
             yield module, _TakesMask(run, (), outermost, is_model)  # what it sees, as images, is not what the mask is of
     for child in module.children():
-        yield from _hooks(child, run, outermost)
+        yield from _hooks(child, run, outermost, known)
 
 
 def unhook_models(model: nn.Module, run: Run) -> None:

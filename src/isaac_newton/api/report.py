@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from isaac_newton.api.computed import made_of, raw
 from isaac_newton.core.options import Options, Run
 from isaac_newton.core.statistics import Statistics
 
@@ -55,6 +56,9 @@ def table(
     there = {id(module): name for name, module in model.named_modules()}
     states = {name: _state(name, site, run, sites, gone, id(site.module) in there) for name, site in sites.items()}
     lines = _of_conditioned(sites, states, there)
+    for name, user in raw(model, sites).items():
+        now = there.get(id(sites[user].module), user)
+        lines.setdefault(name, _Line(model.get_submodule(name), None, _with(states[user], now)))
     for name, module in model.named_modules():
         if name not in lines:
             verdict = _newcomer(name, module, lines) if name in newcomers else _skipped(skipped.get(name))
@@ -166,7 +170,7 @@ def _cells(module: nn.Module, site: Conditioned | None, verdict: str) -> tuple[s
     own = list(module.parameters(recurse=False))
     weight = (
         getattr(module, "weight", None)
-        if is_parametrized(module, "weight")
+        if is_parametrized(module, "weight") or isinstance(vars(module).get("weight"), Tensor)
         else max(own, key=lambda p: p.numel(), default=None)
     )
     shape = "" if weight is None else "×".join(map(str, weight.shape)) or "1"
@@ -191,13 +195,14 @@ def _insight(layers: Sequence[Statistics]) -> tuple[str, ...]:
 def _summary(model: nn.Module, run: Run, live: Mapping[str, Conditioned]) -> str:
     covered: dict[int, int] = {}
     for site in live.values():
-        matrices = {id(p): p.numel() for p in site.module.parameters() if p.dim() > 1 and p.requires_grad}
+        own = [*site.module.parameters(), *made_of(site.module)]
+        matrices = {id(p): p.numel() for p in own if p.dim() > 1 and p.requires_grad}
         covered |= matrices or {id(site): site.statistics.weight_size}  # FSDP may have flattened it
     total = sum(p.numel() for p in model.parameters())
     share = 100 * sum(covered.values()) / max(total, 1)
     extra = sum(site.statistics.extra_multiplications for site in live.values())
-    own = sum(site.statistics.own_multiplications for site in live.values())
-    cost = f", {_percent(100 * extra / own)} % more multiply-adds in the last step" if own else ""
+    plain = sum(site.statistics.own_multiplications for site in live.values())
+    cost = f", {_percent(100 * extra / plain)} % more multiply-adds in the last step" if plain else ""
     if run.clock.share is not None and live:
         cost += f", {_percent(100 * run.clock.share)} % of the step's time in conditioning (measured)"
     return f"{len(live)} layers conditioned, {share:.1f} % of {total:,} parameters{cost}; {', '.join(_options(run))}"

@@ -1,5 +1,6 @@
 """What goes past a handle: weights used outside their layers, layers replaced or added later, masks that fit nothing."""
 
+import functools
 import sys
 import warnings
 import weakref
@@ -7,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from isaac_newton import torch_private
@@ -69,7 +72,10 @@ class Watch:
         self.gone: dict[str, str] = {}
         self._is_on_cpu = all(p.device.type == "cpu" for p in model.parameters())
         self._hook_weights()
-        self._steps = notice_unbound(sites) if run.options.when == "step" else None
+        #: Steps of optimizers since the last backward pass, that pass, and at how many of them somebody looks.
+        self._idle, self._idle_since, self._look_idle = 0, -1, 4
+        _ALIVE.add(self)
+        _hook_optimizers()
         run.watch = self
 
     def _hook_weights(self) -> None:
@@ -137,6 +143,17 @@ class Watch:
         if now + 1 >= self._next_look and self._is_on_cpu:
             run.clock.begin()
 
+    def after_step(self, optimizer: Optimizer) -> None:
+        """When some optimizer has stepped: where all layers were replaced no backward pass tells."""
+        if self._run.options.when == "step":
+            notice_unbound(self._sites, optimizer)
+        now = self._run.backward_passes
+        self._idle = self._idle + 1 if now == self._idle_since else 1
+        self._idle_since = now
+        if self._idle >= self._look_idle:
+            self._look_idle *= 2
+            self.say_what_changed()
+
     def _say_mask_missed(self, mask: Tensor, missed: Sequence[int]) -> None:
         """An input did not begin with the mask's shape: a mask over samples fits all inputs, one over positions fits some."""
         if mask.dim() == 1 or not self._run.mask_met:
@@ -185,9 +202,24 @@ class Watch:
         for name in self._unseen:
             self._sites[name].left = None
         self._unseen.clear()
-        if self._steps is not None:
-            self._steps.remove()
+        _ALIVE.discard(self)
         self._run.watch = None
+
+
+#: Those of models that are there and attached.
+_ALIVE: "weakref.WeakSet[Watch]" = weakref.WeakSet()
+
+
+@functools.cache
+def _hook_optimizers() -> None:
+    """One hook for all, and for good: one that went with its model could go while torch calls them one after the other."""
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    if not torch.compiler.is_compiling():
+        for watch in list(_ALIVE):
+            watch.after_step(optimizer)
 
 
 class _Arrival:

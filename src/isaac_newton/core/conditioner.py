@@ -24,11 +24,12 @@ from isaac_newton.torch_private import has_values
 if TYPE_CHECKING:
     from isaac_newton.kernels.inverse_small import Small
 
-__all__ = ["Conditioner", "invert", "multiply", "multiply_own", "share_beyond"]
+__all__ = ["Conditioner", "invert", "is_usual", "multiply", "multiply_own", "share_beyond"]
 
 #: Up to so many features, rows of the own form are multiplied by their inverse however few the outputs are.
 _FEW_FEATURES = 512
 _IDENTITY = Inverted()
+_LEAST_DAMPING = 1e-30
 
 
 @dataclass(slots=True)
@@ -150,6 +151,9 @@ def _invert_on_cpu(rows: Sequence[Rows], strength: float, relative: RelativeTo) 
     in_difference = rows[0].in_difference
     rs = [cast(one.r, working_dtype(one.r.dtype)) for one in rows]
     dampings = _dampings(rs, strength, relative) if relative else [strength] * len(rs)
+    if relative and not all(map(is_usual, dampings)):
+        rs = [r.to(torch.float64) for r in rs]
+        dampings = _dampings(rs, strength, relative)
     xs, scales = [], []
     for r, damping in zip(rs, dampings, strict=True):
         xs.append(r if r.shape[0] < r.shape[1] else r.mT)
@@ -186,11 +190,22 @@ def _damping(r: Float[Tensor, "*groups rows in"], strength: float | Tensor, rela
     return relative_damping(equations.largest_eigenvalue(gram).amax() / r.shape[-2], strength)
 
 
+def is_usual(damping: float) -> bool:
+    """Whether a relative λ is that of rows whose squares neither overflow nor vanish in float32."""
+    return _LEAST_DAMPING < damping < 1 / _LEAST_DAMPING
+
+
 def _inverted_by_torch(one: Rows, strength: float | Tensor, relative: RelativeTo) -> Conditioner:
     """Groups, what the kernels do not take, and what torch has to differentiate, batch or trace: in float64 where needed."""
     r = cast(one.r, working_dtype(one.r.dtype))
     count, features = r.shape[-2:]
-    damping: float | Tensor = _damping(r, strength, relative) if relative else strength
+    damping: float | Tensor = strength
+    if relative:
+        watched = kernels.is_differentiable(r)
+        damping = _damping(equations.precise(r) if watched else r, strength, relative)
+        if r.device.type == "cpu" and not watched and not is_usual(float(damping)):
+            r = r.to(torch.float64)
+            damping = _damping(r, strength, relative)
     if one.counted is not None and not relative:
         # Of rows that do not count, all of which are zero, there might as well be none.
         damping = damping * one.counted.to(r.dtype).mean().clamp_min(1 / count)
@@ -307,8 +322,7 @@ def _subtracted(gradient: Tensor, used: Tensor, r: Tensor, ratio: Tensor | None,
 
 def _as_long_as(plain: Tensor, conditioned: Tensor) -> Tensor:
     """The second with the norm of the first; as it is where one of them is 0 or not finite."""
-    before, after = (torch.linalg.vector_norm(x, dtype=conditioned.dtype) for x in (plain, conditioned))
-    return conditioned * equations.quotient(before, after)
+    return conditioned * equations.quotient(*cpu.norms(plain, conditioned)).to(conditioned.dtype)
 
 
 def multiply_own(
@@ -326,13 +340,29 @@ def multiply_own(
     plain = g if norm_of is None else cast(norm_of, a.dtype)
     if inverse is None or inverse.dtype is not a.dtype or a.shape[0] >= min(a.shape[1], g.shape[1]):
         return _as_long_as(torch.mm(plain.mT, a), _own_product(g, by))
-    # ‖gᵀa‖² = ⟨g gᵀ, a aᵀ⟩: with few rows no norm of a large matrix is needed.
+    # ‖gᵀa‖² = ⟨g gᵀ, a aᵀ⟩: with few rows no norm of a large matrix is needed. Where values may not be looked at, it is formed
+    # of numbers around 1, whose squares neither overflow nor vanish.
+    can_look = a.device.type == "cpu" and not kernels.is_differentiable(g, a)
     with cpu.unrounded(a) if has_values(a) else cpu.NOTHING:
         gram = by.found.gram
         gram = torch.mm(a, a.mT) if gram is None else gram
-        used = torch.mm(inverse, g)
-        before, after = ((torch.mm(x, x.mT) * gram).sum().clamp_min(0).sqrt() for x in (plain, used))
-    return torch.mm((used * equations.quotient(before, after)).mT, a)
+        if can_look:
+            used = torch.mm(inverse, g)
+            before, after = _length(plain, gram), _length(used, gram)
+            if not (cpu.is_safe(before) and cpu.is_safe(after)):
+                return _as_long_as(torch.mm(plain.mT, a), _own_product(g, by))
+            ratio = equations.quotient(before, after)
+        else:
+            # The compiler of dynamic sizes would take a number that stands elsewhere for one that changes.
+            unit = torch.linalg.vector_norm(plain, math.inf).clamp_min(1e-38)
+            used = torch.mm(inverse, g / unit)
+            ratio = equations.quotient(_length(plain / unit, gram), _length(used, gram)) * unit
+    return torch.mm((used * ratio).mT, a)
+
+
+def _length(x: Float[Tensor, "rows out"], gram: Float[Tensor, "rows rows"]) -> Float[Tensor, ""]:
+    """‖xᵀa‖ by a aᵀ."""
+    return (torch.mm(x, x.mT) * gram).sum().clamp_min(0).sqrt()
 
 
 def share_beyond(by: Conditioner, outputs: int) -> float:

@@ -4,7 +4,7 @@ import copy
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ConditionedLayer", "child", "layer_of", "live_layers"]
 
 _NUMBERS = itertools.count()
+#: Of each compilation: the numbers that stand for its dynamic sizes, and a negative one for sizes that stay the same.
+_COMPILED: "weakref.WeakKeyDictionary[Any, dict[Hashable | None, int]]" = weakref.WeakKeyDictionary()
 _LAYERS: "weakref.WeakValueDictionary[int, ConditionedLayer]" = weakref.WeakValueDictionary()
 
 
@@ -80,8 +82,8 @@ class ConditionedLayer:
         self.repeats = Repeats()
         #: The bucket of its weight, and the number of the weight there.
         self.bucket: tuple[Bucket, int] | None = None
-        #: The sizes of its uses in the code that was compiled last, and what stands for that compilation.
-        self.compiled: tuple[weakref.ref[Any] | None, list[tuple[Any, ...]]] = None, []
+        #: Of its uses in compiled code: a number that this code tells when it runs, and the sizes.
+        self.compiled: list[tuple[int, tuple[Any, ...]]] = []
         if run.options.when == "step" and module is not None:
             for parameter, tensor in module.named_parameters():
                 if is_sharded(tensor):
@@ -104,7 +106,7 @@ class ConditionedLayer:
         self._enroll()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "compiled": (None, [])}
+        return {**self.__dict__, "compiled": []}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
@@ -228,12 +230,12 @@ class ConditionedLayer:
                 f"input of shape {tuple(x.shape)}; give isaac.condition what the weight multiplies, or an arrange="
             )
 
-    def note_compiled(self, compilation: object, sizes: tuple[Any, ...]) -> None:
-        """The compiler came to a use of these sizes."""
-        before, _ = self.compiled
-        if before is None or before() is not compilation:
-            self.compiled = weakref.ref(compilation), []
-        self.compiled[1].append(sizes)
+    def note_compiled(self, compilation: object, dynamic: Hashable | None, sizes: tuple[Any, ...]) -> None:
+        """The compiler came to a use of these sizes; `dynamic`: what stands for those that change."""
+        known = _COMPILED.setdefault(compilation, {})
+        if dynamic not in known:
+            known[dynamic] = next(_NUMBERS) if dynamic is not None else ~next(_NUMBERS)
+        self.compiled.append((known[dynamic], sizes))
 
     def inspect(self, values: Callable[[], Tensor], damping: float | Tensor, plain: Tensor, conditioned: Tensor) -> None:
         """Record what conditioning did: the eigenvalues of the inputs' second moment, and the gradient before and after.

@@ -180,10 +180,9 @@ class Run:
         alone: Whether weights have a node of their own from now on (see `use.Opening`).
         watch: Looks at what happened when a backward pass has ended.
         clock: Runs in a pass now and then.
-        mask_met: Whether a layer's input began with the mask's shape since the mask was set.
-        mask_missed: The leading dimensions of one that did not.
+        mask_met, mask_missed: Whether an input began with the mask's shape since it was set, and with what another one began.
         relative: What the damping is relative to. Compiled code is made for that, and for any number.
-        number: Stands for this in compiled code.
+        number: Stands for this in compiled code; `noted`: of its uses there, the passes last filled into the statistics.
     """
 
     options: Options = field(default_factory=Options)
@@ -215,6 +214,7 @@ class Run:
     mask_missed: Sequence[int] | None = None
     relative: RelativeTo | None = field(init=False)
     number: int = field(init=False)
+    noted: dict[int, int] = field(default_factory=dict, repr=False)
     _pass: int = field(default=-1, repr=False)
     _source: "tuple[weakref.ref[Tensor], int, object] | None" = field(default=None, repr=False)
     _stepped: set[int] = field(default_factory=set, repr=False)
@@ -232,8 +232,8 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are not copied, and neither is what waits for their backward passes. No handle steps for a copy.
-        fresh: dict[str, Any] = {"_source": None, "waiting": [], "made": {}, "parts": {}, "bound": False, "watch": None}
-        return {**self.__dict__, **fresh, "_pass": -1, "_stepped": set(), "memory": None}
+        fresh: dict[str, Any] = {"_source": None, "waiting": [], "made": {}, "parts": {}, "noted": {}, "memory": None}
+        return {**self.__dict__, **fresh, "_pass": -1, "_stepped": set(), "bound": False, "watch": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

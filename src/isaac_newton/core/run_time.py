@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isaac_newton.core.conditioner import invert, multiply, multiply_own
+from isaac_newton.core.conditioner import invert, is_usual, multiply, multiply_own
 from isaac_newton.core.layer import ConditionedLayer, layer_of, live_layers
 from isaac_newton.core.moments import WeightSlice
 from isaac_newton.core.options import LIVE, Run
@@ -62,21 +62,27 @@ def _run_of(number: int) -> Run:
 
 
 def _compiled_layers(run: Run) -> list[ConditionedLayer]:
-    return [layer for layer in live_layers() if layer.run is run and layer.compiled[1]]
+    return [layer for layer in live_layers() if layer.run is run and layer.compiled]
 
 
-def _passing(run: int, device: torch.device) -> Tensor:
-    """A one for gradients to be multiplied by. So it belongs to the backward pass, counts it, and fills the statistics."""
+def _passing(run: int, use: int, total: int, count: int, device: torch.device) -> Tensor:
+    """A one for gradients to be multiplied by. So it belongs to the backward pass, counts it, and fills the statistics.
+
+    `use` stands for the uses of this code whose sizes are always the same, or where it is not negative, are these.
+    """
     found = _run_of(run)
     found.enter_pass()
-    for layer in _compiled_layers(found):
-        if layer.statistics.backward_pass != found.backward_passes:
-            for sizes in layer.compiled[1]:
-                layer.statistics.note_sizes(found.backward_passes, *sizes)
+    now = found.backward_passes
+    if found.noted.get(use) != now:
+        found.noted[use] = now
+        for layer in _compiled_layers(found):
+            for number, sizes in layer.compiled:
+                if number == use:
+                    layer.statistics.note_sizes(now, *(sizes if number < 0 else (total, count, *sizes[2:])))
     return torch.ones((), device=device)
 
 
-passing = operator(_passing, lambda run, device: torch.empty((), device=device))
+passing = operator(_passing, lambda run, use, total, count, device: torch.empty((), device=device))
 
 
 def _is_ahead(run: Run) -> bool:
@@ -116,7 +122,8 @@ def _inverse(r: Tensor, strength: Tensor, relative: str, in_difference: bool, ru
     if isinstance(made.failures, Tensor) or made.failures:
         for layer in _layers_with(r, run):
             layer.fell_back(made.failures)
-    if in_difference and isinstance(now, float) and now < _LEAST_RATIO and r.dtype is torch.float32:
+    too_few = isinstance(now, float) and (now < _LEAST_RATIO or (relative and not is_usual(float(made.damping))))
+    if in_difference and too_few and r.dtype is torch.float32:
         for layer in _layers_with(r, run):
             layer.lost_digits()
     if made.inverse is not None:
@@ -126,9 +133,13 @@ def _inverse(r: Tensor, strength: Tensor, relative: str, in_difference: bool, ru
 
 
 def _layers_with(r: Tensor, run: int) -> list[ConditionedLayer]:
-    """Those for which the compiler saw as many rows and features."""
-    size = tuple(r.shape[-2:])
-    return [layer for layer in _compiled_layers(_run_of(run)) if any(sizes[1:3] == size for sizes in layer.compiled[1])]
+    """Those for which the compiler saw as many rows and features; any number of rows where that is dynamic."""
+    count, features = r.shape[-2:]
+
+    def has(number: int, sizes: tuple[int, ...]) -> bool:
+        return sizes[2] == features and (sizes[1] == count or number >= 0)
+
+    return [layer for layer in _compiled_layers(_run_of(run)) if any(has(*use) for use in layer.compiled)]
 
 
 def _square(r: Tensor, *rest: object) -> Tensor:
@@ -189,6 +200,7 @@ gather_rows = operator(_gather)
 
 def own_gradient(g: Tensor, a: Tensor, joint: bool, layer: ConditionedLayer) -> Tensor:
     """ζ* or ζ of a linear layer in its own form."""
+    layer.run.enter_pass()
     use = Use(layer, Layout(sequence, joint=joint), a, None, True, g.shape[1])
     (made,) = conditioners([use])
     plain = g
@@ -201,7 +213,6 @@ def own_gradient(g: Tensor, a: Tensor, joint: bool, layer: ConditionedLayer) -> 
 
 
 def _own(g: Tensor, a: Tensor, joint: bool, layer: int) -> Tensor:
-    layer_of(layer).run.enter_pass()
     return own_gradient(g, a, joint, layer_of(layer))
 
 

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from isaac_newton import kernels, torch_private
 from isaac_newton.core import run_time
 from isaac_newton.core.conditioner import Conditioner, multiply, multiply_own
-from isaac_newton.core.layer import ConditionedLayer
+from isaac_newton.core.layer import ConditionedLayer, layer_of
 from isaac_newton.core.operations import LINEAR
 from isaac_newton.core.rows import Arrange, Layout, Rows, as_rows, average, cast, chosen, sequence, working_dtype
-from isaac_newton.core.use import Use, conditioners, has_own_form
+from isaac_newton.core.use import Alone, Use, conditioners, has_own_form
 from isaac_newton.kernels import Inverted
 from isaac_newton.math.patches import Patches
 
@@ -79,7 +79,7 @@ def condition(
     options = layer.run.options
     if options.when == "step" and not torch.compiler.is_compiling():
         raise RuntimeError("when='step' conditions the .grad of parameters, and torch.func has none: use when='backward'")
-    joint = bias if bias is not None and bias.requires_grad and options.bias == "joint" else None
+    joint = bias if bias is not None and torch_private.wants_gradient(bias) and options.bias == "joint" else None
     layout = Layout(arrange, transposed, joint is not None)
     where = layer.slice(weight, transposed=transposed, bias=joint)
     outputs = weight.numel() // max(weight.shape[0], 1) if transposed else weight.shape[0]
@@ -101,7 +101,7 @@ def _applied(function: type[torch.autograd.Function], *args: object) -> Any:
 
 def _conditions(weight: Tensor) -> bool:
     _leave_graphs_of_torch_func()
-    return torch.is_grad_enabled() and weight.requires_grad
+    return torch.is_grad_enabled() and torch_private.wants_gradient(weight)
 
 
 def _leave_graphs_of_torch_func() -> None:
@@ -134,7 +134,12 @@ class _Condition(torch.autograd.Function):
     def backward(ctx: Any, grad_weight: Tensor, grad_bias: Tensor | None) -> Any:
         (x, mask), layer, layout = ctx.saved_tensors, ctx.layer, ctx.layout
         if not torch.compiler.is_compiling():
-            use = Use(layer, layout, x, mask, False, ctx.outputs)
+            use = Use(layer, layout, x, mask, False, ctx.outputs, ctx.where)
+            if not torch_private.is_transformed():
+                # The compiler has given up in the middle: the rest is eager code.
+                eager = Alone(use).condition([grad_weight, grad_bias], None, [True, grad_bias is not None])
+                return *eager, *[None] * 6
+            layer.run.enter_pass()
             made = conditioners([use])[0]
             matrix = layout.matrix(grad_weight, grad_bias, made.rows.groups)
             (done,) = multiply([matrix], [made])
@@ -142,9 +147,9 @@ class _Condition(torch.autograd.Function):
         with torch_private.full_precision(x):
             found = _traced_rows(x, mask, layout, layer)
             if _is_seen_through(layer, found):
-                made = _traced_conditioner(found, layer, ctx.outputs, own=False)
+                made, one = _traced_conditioner(found, layer, ctx.outputs, own=False)
                 (done,) = multiply([layout.matrix(grad_weight, grad_bias, made.rows.groups)], [made])
-                done = done * run_time.passing(layer.run.number, x.device)
+                done = done * one
                 return *layout.parts(done, grad_weight, grad_bias), *[None] * 6
         r, mask, total = found
         if ctx.where is not None:
@@ -189,6 +194,8 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
+        if not torch.compiler.is_compiling():
+            layer_of(ctx.number).run.enter_pass()
         return ctx.transform(g, *ctx.saved_tensors, ctx.number), None, None, *[None] * ctx.count
 
 
@@ -254,8 +261,8 @@ def _own(g: Tensor, a: Tensor, joint: bool, layer: ConditionedLayer) -> Tensor:
     if not _is_seen_through(layer, found):
         return run_time.own(g, a, joint, layer.number)
     with torch_private.full_precision(a):
-        made = _traced_conditioner(found, layer, g.shape[1], own=True)
-        return multiply_own(g * run_time.passing(layer.run.number, g.device).to(g.dtype), made)
+        made, one = _traced_conditioner(found, layer, g.shape[1], own=True)
+        return multiply_own(g * one.to(g.dtype), made)
 
 
 class _Found(NamedTuple):
@@ -285,20 +292,23 @@ def _is_inverted_by_triton(r: Tensor) -> bool:
     return r.dtype is torch.float32 and len(r) == 1 and min(r.shape[1:]) <= kernels.MOST_INVERTED
 
 
-def _traced_conditioner(found: _Found, layer: ConditionedLayer, outputs: int, *, own: bool) -> Conditioner:
-    """As `conditioners`."""
+def _traced_conditioner(found: _Found, layer: ConditionedLayer, outputs: int, *, own: bool) -> tuple[Conditioner, Tensor]:
+    """As `conditioners`, and a one that counts the pass (see `run_time.passing`)."""
     from isaac_newton.core import uncompiled
 
     run = layer.run
     groups, count, features = found.r.shape
-    uncompiled.note(found.r, layer.number, found.total, count, features, outputs, groups, own)
+    use = uncompiled.note(found.r, layer.number, found.total, count, features, outputs, groups, own)
+    # What is always the same needs no operator for each size.
+    sizes = (found.total, count) if use >= 0 else (0, 0)
+    one = run_time.passing(run.number, use, *sizes, found.r.device)
     strength = run_time.strength(run.number, found.r.device)
     r = found.r[0] if groups == 1 else found.r
     rows = Rows(r, found.total, None, not own and count < features, outputs)
     # Triton reads λ as rows are.
     now = strength.to(torch.float32) if _is_inverted_by_triton(found.r) else strength
     inverse = run_time.inverse(r, now, run.relative or "", rows.in_difference, run.number)
-    return Conditioner(rows, Inverted(inverse), keeps_norm=run.options.keep_norm)
+    return Conditioner(rows, Inverted(inverse), keeps_norm=run.options.keep_norm), one
 
 
 def _traced_rows(x: Tensor, mask: Tensor | None, layout: Layout, layer: ConditionedLayer) -> _Found:

@@ -16,12 +16,20 @@ from isaac_newton.core.layer import layer_of
 __all__ = ["apply", "note", "recurrent"]
 
 
-def note(r: Tensor, layer: int, total: int, count: int, features: int, outputs: int, groups: int, own: bool) -> None:
+def note(r: Tensor, layer: int, total: int, count: int, features: int, outputs: int, groups: int, own: bool) -> int:
     """Keep the sizes of a use, while the compiler watches: statistics then need no operator for each layer.
 
-    Where sizes are dynamic, they are those of the batch for which the code was compiled.
+    Returns a number that stands for them, negative where they are always the same.
     """
     torch_private.while_compiling(_note)
+    return _noted(layer)
+
+
+def _last(layer: int) -> int:
+    return layer_of(layer).compiled[-1][0]
+
+
+_noted: Callable[[int], int] = torch.compiler.assume_constant_result(_last)
 
 
 def _note(context: Any) -> None:
@@ -29,7 +37,13 @@ def _note(context: Any) -> None:
     r, layer, own, *sizes = [context.get_local(name, stacklevel=1) for name in names]
     # One trace has one mode, and a layer may be called several times in it.
     compilation = r.as_fake().fake_mode
-    layer_of(_value(layer)).note_compiled(compilation, (*map(_value, sizes), own.as_python_constant()))
+    total, count = sizes[:2]
+    dynamic = None if total.is_python_constant() and count.is_python_constant() else (_expression(total), _expression(count))
+    layer_of(_value(layer)).note_compiled(compilation, dynamic, (*map(_value, sizes), own.as_python_constant()))
+
+
+def _expression(variable: Any) -> str:
+    return str(variable.as_python_constant() if variable.is_python_constant() else variable.as_fake())
 
 
 def _value(variable: Any) -> int:

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from isaac_newton import kernels, torch_private
 from isaac_newton.math import equations
 
-__all__ = ["NOTHING", "inverse", "inverses", "ratio", "subtract", "unrounded"]
+__all__ = ["NOTHING", "inverse", "inverses", "is_safe", "norms", "ratio", "subtract", "unrounded"]
 
 NOTHING = contextlib.nullcontext()
 
@@ -36,6 +37,10 @@ _ENOUGH, _MOST_ROUNDED = 1e4, 32.0
 _LEAST_EIGENVALUE = 1e-13
 #: A larger relative error is counted and warned about.
 _TOLERANCE = 1e-3
+#: Where a norm is larger, the squares that vanish in float32 are too small to matter.
+_SHORTEST = 1e-12
+#: Larger scales are no numbers of float32.
+_LARGEST = 1e38
 #: Numbers of a gradient that are widened at once: in float64 they fit into a cache.
 _AT_ONCE = 262_144
 
@@ -64,6 +69,8 @@ def inverse(
     A factorization that fails is repeated with a larger damping; where that fails too, the identity stands, or zero where the
     inverse is used `in_difference`. `largest` is the largest eigenvalue of s·x xᵀ, where it is known.
     """
+    if scale > _LARGEST:
+        x = x.to(torch.float64)
     identity = _identity(x.shape[-2], x.dtype)
     with unrounded(x):
         matrix = (torch.addmm if x.dim() == 2 else torch.baddbmm)(identity, x, x.mT, alpha=scale)
@@ -87,7 +94,7 @@ def inverses(
         return [inverse(xs[0], scales[0], in_difference, largest)]
     size, dtype = xs[0].shape[0], xs[0].dtype
     found: dict[int, Tensor] = {}
-    if all(x.dtype is dtype for x in xs):
+    if all(x.dtype is dtype for x in xs) and max(scales) <= _LARGEST:
         matrices, identity = torch.empty(len(xs), size, size, dtype=dtype), _identity(size, dtype)
         with unrounded(xs[0]):
             for x, scale, matrix in zip(xs, scales, matrices, strict=True):
@@ -221,9 +228,37 @@ def ratio(
     gram: Float[Tensor, "*groups rows rows"],
 ) -> Float[Tensor, ""]:
     """‖∇‖ / ‖∇ − U r‖ for S = ∇rᵀ and U = S P, without a look at the difference."""
-    squares = gradient.square().sum()
+    (length,) = norms(gradient)
+    # In units of that length: squares of very long or short gradients overflow or vanish.
+    unit = torch.where(length > 0, length, 1.0)
+    seen, used = seen / unit, used / unit
     change = (used * (used @ gram - 2 * seen)).sum()
-    return equations.quotient(squares.sqrt(), (squares + change).clamp_min(0).sqrt())
+    return equations.quotient(torch.ones_like(change), (1 + change).clamp_min(0).sqrt())
+
+
+def norms(*xs: Float[Tensor, "..."]) -> list[Float[Tensor, ""]]:
+    """‖x‖ of each, also of numbers whose squares overflow or vanish in their type."""
+    if kernels.is_differentiable(*xs) or xs[0].device.type not in ("cpu", "cuda"):
+        return [_scaled_norm(x) for x in xs]
+    if xs[0].is_cuda:
+        return torch_private.wide_norms(xs)
+    found = [torch.linalg.vector_norm(x) for x in xs]
+    return [
+        norm if is_safe(norm) else torch.linalg.vector_norm(x, dtype=torch.float64) for x, norm in zip(xs, found, strict=True)
+    ]
+
+
+def is_safe(norm: Float[Tensor, ""]) -> bool:
+    """Whether the squares of which it was made were neither too large nor too small for float32."""
+    return _SHORTEST < norm.item() < math.inf
+
+
+def _scaled_norm(x: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    """Of what the compiler or torch.func sees, which look at no value: of no effect on derivatives."""
+    largest = torch.linalg.vector_norm(x, math.inf)
+    unit = torch.where(largest > 0, largest, 1.0)
+    norm: Tensor = torch.linalg.vector_norm(x / unit)
+    return unit * norm
 
 
 @functools.lru_cache(maxsize=32)

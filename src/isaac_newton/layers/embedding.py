@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from isaac_newton import torch_private
 from isaac_newton.core import run_time, traced
 from isaac_newton.core.conditioner import invert, multiply
 from isaac_newton.core.gradient import hand_out
@@ -56,7 +57,7 @@ def _name_of(
     """The weight under another name, for one call."""
     if torch.compiler.is_compiling():
         return traced.hand_out(weight, at_run_time, layer.number, *given)
-    if not (torch.is_grad_enabled() and weight.requires_grad):
+    if not (torch.is_grad_enabled() and (weight.requires_grad or torch_private.wants_gradient(weight))):
         return weight
     if layer.run.row_observer is not None:
         transform(weight.detach(), *given, layer)

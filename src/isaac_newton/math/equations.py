@@ -189,8 +189,8 @@ def largest_eigenvalue(gram: Float[Tensor, "*groups k k"]) -> Float[Tensor, "*gr
 
 def quotient(before: Float[Tensor, ""], after: Float[Tensor, ""]) -> Float[Tensor, ""]:
     """The one over the other, or 1 where one of them is 0 or not finite."""
-    known = (before > 0) & (after > 0) & before.isfinite() & after.isfinite()
-    return torch.where(known, before / torch.where(known, after, 1.0), 1.0)
+    found = before / torch.where(after > 0, after, math.inf)
+    return torch.where((found > 0) & (found < math.inf), found, 1.0)
 
 
 def spectrum(x: Float[Tensor, "*groups k l"]) -> Float[Tensor, "*groups small"]:
