@@ -206,15 +206,6 @@ def subtract_lists(module: Any, device: str) -> None:
     assert torch.equal(whole[:, :5], gradient[:, :5])
     assert relative_error(module.subtract([part], [r], [m], in_place=False)[0], exact) < 2e-6
     pair = [(p, r @ r.mT)]
-    ordinary = module.subtract([part], [r], [m], in_place=False, keep_norm=pair)[0]
-    for scale in (2.0**66, 2.0**90, 2.0**-66, 2.0**-90):
-        scaled = module.subtract([part * scale], [r], [m], in_place=False, keep_norm=pair)[0]
-        assert relative_error(scaled / scale, ordinary.double()) < 2e-6, scale
-        mixed = part.clone()  # outputs of one program are short, those of the other long or zero
-        for factor in (scale, 0.0):
-            mixed[60:] *= factor
-            length = module.subtract([mixed], [r], [m], in_place=False, keep_norm=pair)[0].double().norm()
-            assert abs(length / mixed.double().norm() - 1) < 1e-5, (scale, factor)
     assert not module.subtract([torch.zeros_like(part)], [r], [m], in_place=False, keep_norm=pair)[0].any()
     broken = part.clone()
     broken[1, 2] = float("nan")

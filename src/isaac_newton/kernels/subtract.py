@@ -5,7 +5,6 @@ Two launches. The first reads ∇ once and forms S = ∇rᵀ, 64 outputs in each
 
 Where the norm is kept, the first also forms what the second needs for the ratio of the norms: with U = S P,
 $‖ζ^*‖^2 = ‖∇‖^2 - 2⟨S, U⟩ + ⟨U r r^⊤, U⟩$. Each program leaves its part of the sums; the second launch adds these up in order.
-Where squares overflow or vanish in float32, a program reads its outputs again, and leaves sums in a unit of its own.
 """
 
 from collections.abc import Sequence
@@ -134,7 +133,7 @@ class _Plan:
     def __init__(self, jobs: Sequence[_Job], device: torch.device) -> None:
         self._device = device
         room = Room([job.room() for job in jobs])
-        sums = Room([(3 * job.down,) if job.kind[3] else None for job in jobs], room.end)
+        sums = Room([(2 * job.down,) if job.kind[3] else None for job in jobs], room.end)
         self._size = sums.end
         self._launches: list[tuple[Grouped, Grouped]] = []
         for kind, members in by_class([job.kind for job in jobs]):
@@ -188,14 +187,14 @@ def _product(work, address, first, rows, ROWS: tl.constexpr, OUTPUTS: tl.constex
 
 
 @triton.jit
-def _change(work, following, inverse, gram, rows, per_unit, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SOME: tl.constexpr):
-    """−2⟨S, U⟩ + ⟨U r rᵀ, U⟩ for some outputs, in a unit; S stands in `work`, and U in that unit goes to `following`."""
+def _change(work, following, inverse, gram, rows, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SOME: tl.constexpr):
+    """−2⟨S, U⟩ + ⟨U r rᵀ, U⟩ for some outputs; S stands in `work`, and U goes to `following`."""
     places = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, SOME)[None, :]
     change = tl.zeros((OUTPUTS, SOME), dtype=tl.float32)
     tl.debug_barrier()
     for first in range(0, ROWS, SOME):
-        used = per_unit * _product(work, inverse, first, rows, ROWS, OUTPUTS, SOME)
-        change -= 2.0 * (per_unit * tl.load(work + first + places)) * used
+        used = _product(work, inverse, first, rows, ROWS, OUTPUTS, SOME)
+        change -= 2.0 * tl.load(work + first + places) * used
         tl.store(following + first + places, used)
     tl.debug_barrier()
     for first in range(0, ROWS, SOME):
@@ -239,46 +238,21 @@ def _see(
         inverse = pick(job, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14, p15)
         gram = pick(job, k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11, k12, k13, k14, k15)
         following = seen + tl.cdiv(outputs, OUTPUTS) * OUTPUTS * ROWS
-        before = tl.sum(tl.sum(squares, axis=1), axis=0)
-        per_unit = tl.full((), 1.0, dtype=tl.float32)
-        if (before < 1e-25) | (before > 1e30):
-            largest = tl.zeros((OUTPUTS, FEATURES), dtype=tl.float32)
-            for start in range(0, features.to(tl.int32), FEATURES):
-                c = start + tl.arange(0, FEATURES)
-                inside = (o[:, None] < outputs) & (c[None, :] < features)
-                own = tl.load(gradient + _places(o, c, stride, TRANSPOSED), mask=inside, other=0.0).to(tl.float32)
-                largest = tl.maximum(largest, tl.abs(own))
-            # Of zeros a unit that is nobody else's least.
-            per_unit = (1.0 / tl.maximum(tl.max(tl.max(largest, axis=1), axis=0), 1e-38)).to(tl.float32)
-            squares = tl.zeros((OUTPUTS, FEATURES), dtype=tl.float32)
-            for start in range(0, features.to(tl.int32), FEATURES):
-                c = start + tl.arange(0, FEATURES)
-                inside = (o[:, None] < outputs) & (c[None, :] < features)
-                own = tl.load(gradient + _places(o, c, stride, TRANSPOSED), mask=inside, other=0.0).to(tl.float32)
-                squares += (own * per_unit) * (own * per_unit)
-            before = tl.sum(tl.sum(squares, axis=1), axis=0)
-        change = _change(seen, following, inverse, gram, rows, per_unit, ROWS, OUTPUTS, SOME)
-        sums = work + tl.load(numbers + 5) + 3 * block
-        tl.store(sums, before)
+        change = _change(seen, following, inverse, gram, rows, ROWS, OUTPUTS, SOME)
+        sums = work + tl.load(numbers + 5) + 2 * block
+        tl.store(sums, tl.sum(tl.sum(squares, axis=1), axis=0))
         tl.store(sums + 1, change)
-        tl.store(sums + 2, per_unit)
 
 
 @triton.jit
 def _ratio(sums, count):
     """‖∇‖/‖ζ*‖ by what all programs left, or 1 where one of them is 0 or not finite."""
     p = tl.arange(0, 64)
-    least = tl.full((64,), float("inf"), dtype=tl.float32)
-    for start in range(0, count, 64):
-        least = tl.minimum(least, tl.load(sums + 3 * (start + p) + 2, mask=start + p < count, other=float("inf")))
-    per_unit = tl.min(least, axis=0)
     before = tl.zeros((64,), dtype=tl.float32)
     change = tl.zeros((64,), dtype=tl.float32)
     for start in range(0, count, 64):
-        there = start + p < count
-        share = per_unit / tl.load(sums + 3 * (start + p) + 2, mask=there, other=float("inf"))
-        before += share * share * tl.load(sums + 3 * (start + p), mask=there, other=0.0)
-        change += share * share * tl.load(sums + 3 * (start + p) + 1, mask=there, other=0.0)
+        before += tl.load(sums + 2 * (start + p), mask=start + p < count, other=0.0)
+        change += tl.load(sums + 2 * (start + p) + 1, mask=start + p < count, other=0.0)
     before = tl.sum(before, axis=0)
     after = before + tl.sum(change, axis=0)
     known = (before > 0.0) & (after > 0.0) & (before < float("inf")) & (after < float("inf"))
