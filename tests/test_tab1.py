@@ -265,7 +265,7 @@ def test_an_encoder_of_a_folder_has_its_name_its_weights_and_a_new_head(folder: 
     assert found.name == "my-bert"
     assert found.weights == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert found.last == "classifier"
-    made: list[Any] = [glue.seeded(lambda: found.build(1), seed) for seed in (0, 0, 1)]
+    made: list[Any] = [seeded(lambda: found.build(1), seed) for seed in (0, 0, 1)]
     words = [model.bert.embeddings.word_embeddings.weight for model in made]
     assert torch.equal(words[0], words[2])
     assert torch.equal(made[0].classifier.weight, made[1].classifier.weight)

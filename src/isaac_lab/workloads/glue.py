@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from isaac_lab import noise, scores
 from isaac_lab.data import text
 from isaac_lab.data.text import Kind, Split, TextTask
-from isaac_lab.workload import HALF, Workload, registered, seeded
+from isaac_lab.workload import HALF, Workload, registered
 from isaac_lab.workloads.encoders import ENCODER as ENCODER
 from isaac_lab.workloads.encoders import MOST_TOKENS, WANTED, Encoder, EncoderError, encoder, quietly, tiny
 from isaac_lab.workloads.examples import cut
@@ -118,9 +118,9 @@ class Glue(Workload):
         # The same for every seed and method.
         self._measured = torch.randperm(len(self.train), generator=noise.generator("examples"))[:MOST_MEASURED].tolist()
 
-    def model(self, seed: int) -> nn.Module:
+    def build(self) -> nn.Module:
         """The encoder; the seed decides its head."""
-        return seeded(lambda: self._base.build(self.task.outputs), seed).to(self._device).train()
+        return self._base.build(self.task.outputs).train()
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
         """All examples in a new order; the last batch is what is left."""

@@ -1,0 +1,173 @@
+"""Networks on MNIST: a small convolutional one, a variational auto-encoder, and the deep auto-encoder of Hinton's."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isaac_lab import noise
+from isaac_lab.data import sets
+from isaac_lab.trial import TrialError
+from isaac_lab.workload import registered
+from isaac_lab.workloads.examples import Examples
+from isaac_newton.math.likelihood import likelihood_of
+
+#: Of the pixels, by data set: mean and standard deviation.
+MOMENTS = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.286, 0.353)}
+#: Of the deep auto-encoder, from the image to the code.
+SIZES = (784, 1000, 500, 250, 30)
+#: Sigmoid units are Hinton's and Martens's (2010); tanh is that of Martens and Grosse (2015).
+UNITS: Mapping[str, type[nn.Module]] = {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
+
+
+class ConvNet(nn.Module):
+    """Two convolutions, of which the second has twice as many channels, and two linear layers, with dropout."""
+
+    def __init__(self, side: int = 28, channels: int = 32) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, channels, 3), nn.Conv2d(channels, 2 * channels, 3)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(2 * channels * ((side - 4) // 2) ** 2, 4 * channels), nn.Linear(4 * channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images."""
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
+        x = F.relu(self.fc1(self.dropout1(x).flatten(1)))
+        logits: Tensor = self.fc2(self.dropout2(x))
+        return logits
+
+
+@registered("mnist-cnn", "batch", "channels", "data", "examples", "tested", "split")
+class MnistCNN(Examples):
+    """The network of pytorch/examples on one of `MOMENTS`, with so many `channels` in its first convolution."""
+
+    criterion = staticmethod(F.cross_entropy)
+    metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
+    last = "fc2"
+
+    def __init__(
+        self,
+        small: bool,
+        device: str,
+        folder: Path | None,
+        *,
+        batch: int = 64,
+        channels: int = 0,
+        data: str = "mnist",
+        **options: Any,
+    ) -> None:
+        if data not in MOMENTS:
+            raise TrialError(f"data must be {' or '.join(MOMENTS)}, got {data!r}")
+        (mean, std), found = MOMENTS[data], sets.load("digits" if small else data, folder)
+        self._side, self._channels = (8, 4) if small else (28, channels or 32)
+        pairs = (found.train_images, found.train_labels), (found.test_images, found.test_labels)
+        train, test = (((x.view(-1, 1, self._side, self._side) - mean) / std, y) for x, y in pairs)
+        super().__init__(train, test, device, (found.name, found.checksum), batch=batch, **options)
+        self.title = f"CNN of pytorch/examples, {self.data}"
+
+    def build(self) -> nn.Module:
+        """With torch's own initial weights."""
+        return ConvNet(self._side, self._channels)
+
+
+class VAE(nn.Module):
+    """A normal code, drawn in training and in tests alike."""
+
+    def __init__(self, pixels: int, hidden: int = 400, code: int = 20) -> None:
+        super().__init__()
+        self.fc1, self.fc21, self.fc22 = nn.Linear(pixels, hidden), nn.Linear(hidden, code), nn.Linear(hidden, code)
+        self.fc3, self.fc4 = nn.Linear(code, hidden), nn.Linear(hidden, pixels)
+
+    def forward(self, x: Tensor, drawn: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of the pixels, mean and logarithm of the variance of the code; `drawn` are its random numbers."""
+        hidden = F.relu(self.fc1(x))
+        mean, log_variance = self.fc21(hidden), self.fc22(hidden)
+        code = mean + (log_variance / 2).exp() * (torch.randn_like(mean) if drawn is None else drawn)
+        return self.fc4(F.relu(self.fc3(code))), mean, log_variance
+
+
+@registered("mnist-vae", "batch", "examples", "tested", "split")
+class MnistVAE(Examples):
+    """That of pytorch/examples: minus the evidence lower bound of an image."""
+
+    quantity = "test_loss"
+    metrics = MappingProxyType({"test_reconstruction": "Test cross-entropy"})
+    last = "fc4"
+
+    def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 128, **options: Any) -> None:
+        data = sets.load("digits" if small else "mnist", folder)
+        self._shape = (data.train_images.shape[1], *((32, 4) if small else (400, 20)))
+        random = noise.generator("codes")
+        # Those for tests come with the random numbers of their codes, so that measuring draws none.
+        train, test = (
+            (x, torch.randn(len(x), self._shape[2], generator=random)) for x in (data.train_images, data.test_images)
+        )
+        super().__init__(train, test, device, (data.name, data.checksum), batch=batch, **options)
+        self.title = f"VAE of pytorch/examples, {data.name}"
+
+    def build(self) -> nn.Module:
+        """With torch's own initial weights."""
+        return VAE(*self._shape)
+
+    def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
+        """Mean over the batch; the script adds up, which Adam does not see."""
+        return self.sums(model, batch[0])["loss"] / len(batch[0])
+
+    def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
+        """With the cross-entropy of the pixels."""
+        logits, mean, log_variance = model(*tensors)
+        cross_entropy = F.binary_cross_entropy_with_logits(logits, tensors[0], reduction="sum")
+        divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
+        return {"loss": cross_entropy + divergence, "reconstruction": cross_entropy}
+
+
+@registered("deep-autoencoder", "batch", "examples", "tested", "units", "split")
+class DeepAutoencoder(Examples):
+    """What second-order methods are measured on: `SIZES` and back, with a linear code; an eighth as wide in the small form.
+
+    Cross-entropy summed over the pixels; reported is the squared error of an image.
+    """
+
+    drawn = likelihood_of(nn.BCEWithLogitsLoss(reduction="sum"))
+    quantity = "test_loss"
+    metrics = MappingProxyType({"test_error": "Squared error of a test image"})
+
+    def __init__(
+        self, small: bool, device: str, folder: Path | None, *, units: str = "tanh", batch: int = 100, **options: Any
+    ) -> None:
+        if units not in UNITS:
+            raise TrialError(f"units must be one of {', '.join(UNITS)}, got {units!r}")
+        data = sets.load("digits" if small else "mnist", folder)
+        images = (data.train_images,), (data.test_images,)
+        super().__init__(*images, device, (data.name, data.checksum), batch=batch, **options)
+        down = (data.train_images.shape[1], *(size // (8 if small else 1) for size in SIZES[1:-1]), SIZES[-1])
+        self._sizes, self._units = (*down, *down[-2::-1]), UNITS[units]
+        self.last = str(2 * len(self._sizes) - 5)
+        self.title = f"Auto-encoder {'-'.join(map(str, down))} with {units}, {data.name}"
+
+    def build(self) -> nn.Module:
+        """With the initial weights of Glorot and Bengio, which keep units that saturate alive."""
+        middle, layers = len(self._sizes) // 2, list[nn.Module]()
+        for number, (fan_in, fan_out) in enumerate(pairwise(self._sizes), start=1):
+            layer = nn.Linear(fan_in, fan_out)
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+            layers.append(layer)
+            if number not in (middle, len(self._sizes) - 1):
+                layers.append(self._units())
+        return nn.Sequential(*layers)
+
+    def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
+        """Mean over the batch."""
+        return F.binary_cross_entropy_with_logits(model(batch[0]), batch[0], reduction="sum") / len(batch[0])
+
+    def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
+        """With the squared error."""
+        (x,), logits = tensors, model(tensors[0])
+        error = (logits.sigmoid() - x).square().sum()
+        return {"loss": F.binary_cross_entropy_with_logits(logits, x, reduction="sum"), "error": error}
