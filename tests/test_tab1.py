@@ -34,7 +34,7 @@ from isaac_lab.studies.paper.tab1 import COLUMNS, METHODS, PLANS, TASKS, TUNING_
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import _load as loaded
-from isaac_lab.workload import load
+from isaac_lab.workload import load, seeded
 from isaac_lab.workloads import encoders, glue
 
 pytest.importorskip("transformers")

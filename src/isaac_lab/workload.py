@@ -44,8 +44,8 @@ class Workload(abc.ABC):
     #: What a race is about: "train_loss" or "test_loss"; and what is measured besides, by name, with a title for people.
     quantity: str = "train_loss"
     metrics: Mapping[str, str] = MappingProxyType({})
-    #: Whether it is a chain of linear layers that see rows of one example each, which ζ, K-FAC and the ensemble need; then it is
-    #: a `workloads.mlp.Network`.
+    #: Whether it is a chain of linear layers that see rows of one example each, which ζ, K-FAC and the ensemble need: a
+    #: `workloads.mlp.Network`.
     flat: bool = False
     #: From what K-FAC draws labels where the workload is no such chain, but all of its layers are linear and see rows.
     drawn: "isaac.Likelihood | None" = None

@@ -57,7 +57,7 @@ class Player(nn.Module):
 
     state: Tensor
     clock: Tensor
-    #: Of each step and cart: the logarithm of the chance of what was done, the critic's value, the advantage, the state that was
+    #: Of each step and cart: the logarithm of the chance of what was done, the critic's value, the advantage, what was
     #: seen, and whether the push was to the right.
     chance: Tensor
     value: Tensor

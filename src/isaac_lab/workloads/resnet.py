@@ -236,9 +236,10 @@ class SuperResolution(Examples):
 
     def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 0, **options: Any) -> None:
         found = images.load("toy-images" if small else "cifar-10", folder)
-        parts = (pairs(part[:60] if small else part) for part in (found.train, found.test))
+        train, test = (pairs(part[:60] if small else part) for part in (found.train, found.test))
         # 289 images of 30 × 30 have as many pixels as the script's four of 255 × 255.
-        super().__init__(*parts, device, (found.title, found.checksum), batch=batch or (10 if small else 289), **options)
+        source = found.title, found.checksum
+        super().__init__(train, test, device, source, batch=batch or (10 if small else 289), **options)
         self._channels, self.title = 8 if small else 64, f"Super-resolution, {found.title}"
 
     def build(self) -> nn.Module:
