@@ -1,5 +1,6 @@
 """Colour images as bytes, behind one `load`: CIFAR-10 from files, and a small set that is generated."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,7 @@ CIFAR_10_STD = (0.24703, 0.24349, 0.26159)
 class Images:
     """Colour images as bytes, to train on and to test on; they are scaled and normalized where they are used.
 
-    Attributes:
-        name: One of `NAMES`.
-        title: For people; it says when the images are generated.
-        classes: How many different labels there are.
-        mean: Of the training pixels divided by 255, for each channel.
-        std: Their standard deviation, for each channel.
-        checksum: MD5 that stands for all the bytes, so that a record can say what it is from.
+    Mean and standard deviation are of the training pixels divided by 255, for each channel.
     """
 
     name: str
@@ -50,45 +45,22 @@ class Images:
 
 
 def load(name: str, folder: Path | None = None) -> Images:
-    """Read a data set and check every byte of it, or generate it.
-
-    Args:
-        name: One of `NAMES`.
-        folder: Looked at first for the files, before `ISAAC_DATA` and the cache. What is generated needs none.
-
-    Raises:
-        DataError: There is no such set, or its files are missing or corrupt.
-    """
-    if name == TOY:
-        return _toy()
-    if name != CIFAR_10:
+    """One of `NAMES`, read as `places.read` does, or generated."""
+    if name not in NAMES:
         raise DataError(f"there is no data set of colour images {name!r}; there are {', '.join(NAMES)}")
-    return _cifar10(folder)
-
-
-def _cifar10(folder: Path | None) -> Images:
-    files = SETS[CIFAR_10]
-    images = torch.empty(sum(files.examples), *SHAPE, dtype=torch.uint8)
-    labels = torch.empty(sum(files.examples), dtype=torch.int64)
-    start = 0
-    for content in places.read(CIFAR_10, folder):
-        # A copy, because a tensor could be written to and bytes cannot.
-        rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, 1 + images[0].numel())
-        here = slice(start, start + len(rows))
-        labels[here], images[here] = rows[:, 0], rows[:, 1:].reshape(-1, *SHAPE)
-        start = here.stop
-    return _split(CIFAR_10, files.title, files.examples[0], images, labels, CIFAR_10_MEAN, CIFAR_10_STD, files.checksum)
-
-
-def _toy() -> Images:
-    images, labels = toy_images.generate(sum(GENERATED[TOY].examples))
-    training = GENERATED[TOY].examples[0]
-    std, mean = torch.std_mean(images[:training].double() / BRIGHTEST, dim=(0, 2, 3), correction=0)
-    checksum = md5(images.numpy().tobytes() + labels.numpy().tobytes())
-    return _split(TOY, f"{TOY} (generated)", training, images, labels, tuple(mean.tolist()), tuple(std.tolist()), checksum)
-
-
-def _split(name: str, title: str, training: int, images: Tensor, labels: Tensor, *rest: Any) -> Images:
-    """The first images are for training, the others for the test."""
-    train, test = (images[:training], labels[:training]), (images[training:], labels[training:])
-    return Images(name, title, *train, *test, CLASSES, *rest)
+    known: tuple[Any, ...]
+    if name == TOY:
+        made = GENERATED[TOY]
+        images, labels = toy_images.generate(sum(made.examples))
+        std, mean = torch.std_mean(images[: made.examples[0]].double() / BRIGHTEST, dim=(0, 2, 3), correction=0)
+        checksum = md5(images.numpy().tobytes() + labels.numpy().tobytes())
+        known = tuple(mean.tolist()), tuple(std.tolist()), checksum
+    else:
+        made = SETS[CIFAR_10]
+        # Copies, because a tensor could be written to and bytes cannot.
+        files = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in places.read(CIFAR_10, folder)]
+        rows = torch.cat(files).view(-1, 1 + math.prod(SHAPE))
+        images, labels = rows[:, 1:].reshape(-1, *SHAPE), rows[:, 0].long()
+        known = CIFAR_10_MEAN, CIFAR_10_STD, made.checksum
+    at = made.examples[0]
+    return Images(name, made.title, images[:at], labels[:at], images[at:], labels[at:], CLASSES, *known)

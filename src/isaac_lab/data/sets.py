@@ -23,13 +23,7 @@ TRAINING_DIGITS, DARKEST = 1440, 16
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images with pixels in [0, 1] and their labels, to train on and to test on.
-
-    Attributes:
-        name: One of `NAMES`.
-        classes: How many different labels there are.
-        checksum: MD5 that stands for all the bytes the set was read from, so that a record can say what it is from.
-    """
+    """Images with pixels in [0, 1] and their labels, to train on and to test on."""
 
     name: str
     train_images: Float[Tensor, "train features"]
@@ -41,15 +35,7 @@ class Dataset:
 
 
 def load(name: str, folder: Path | None = None) -> Dataset:
-    """Read a data set and check every byte of it.
-
-    Args:
-        name: One of `NAMES`.
-        folder: Looked at first for the files, before `ISAAC_DATA` and the cache. The digits need none.
-
-    Raises:
-        DataError: There is no such set, or its files are missing or corrupt.
-    """
+    """One of `NAMES`, read as `places.read` does; the digits need no files."""
     if name == DIGITS:
         return _digits()
     if name not in IDX:

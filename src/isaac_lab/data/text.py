@@ -19,12 +19,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType({"cola": "acceptability", "mrpc": "
 
 @dataclass(frozen=True)
 class Split:
-    """Sentences, or pairs of them, with a label each; all tuples of one length.
+    """Sentences, or the first and the second of each pair, with a label each; all tuples of one length.
 
-    Attributes:
-        first: The sentences, or the first of each pair.
-        second: The second of each pair; None where the task has single sentences.
-        labels: 0 or 1 (1 for acceptable, and for the same meaning), or a score from 0.0 to 5.0 for similarity.
+    A label is 0 or 1 (1 for acceptable, and for the same meaning), or a score from 0.0 to 5.0 for similarity.
     """
 
     first: tuple[str, ...]
@@ -37,16 +34,7 @@ class Split:
 
 @dataclass(frozen=True)
 class TextTask:
-    """A task on sentences: what is asked, what to train on, what to measure on.
-
-    Attributes:
-        name: One of `NAMES`.
-        title: For people; it says when the sentences are generated.
-        kind: What is asked.
-        train: To train on.
-        dev: To measure on; GLUE's test labels are not public.
-        checksum: MD5 that stands for all the bytes, so that a record can say what it is from.
-    """
+    """A task on sentences: what is asked, what to train on, what to measure on (GLUE's test labels are not public)."""
 
     name: str
     title: str
@@ -69,15 +57,7 @@ FORMATS: Mapping[str, tuple[bool, tuple[int, ...], int]] = MappingProxyType(
 
 
 def load(name: str, folder: Path | None = None) -> TextTask:
-    """Read a task and check every byte of it, or generate it.
-
-    Args:
-        name: One of `NAMES`.
-        folder: Looked at first for the files, before `ISAAC_DATA` and the cache. What is generated needs none.
-
-    Raises:
-        DataError: There is no such task, or its files are missing or corrupt.
-    """
+    """One of `NAMES`, read as `places.read` does, or generated."""
     if name not in NAMES:
         raise DataError(f"there is no task on sentences {name!r}; there are {', '.join(NAMES)}")
     if name in GENERATED:
@@ -97,15 +77,8 @@ def _parse(content: bytes, name: str) -> Split:
 
 
 def _toy(name: str) -> TextTask:
-    kind = KINDS[name.removeprefix("toy-")]
-    rows = toy_text.generate(kind, sum(GENERATED[name].examples))
-    training = GENERATED[name].examples[0]
-    train, dev = (
-        Split(
-            first=tuple(row.first for row in part),
-            second=None if kind == "acceptability" else tuple(row.second for row in part),
-            labels=tuple(row.label for row in part),
-        )
-        for part in (rows[:training], rows[training:])
-    )
-    return TextTask(name, f"{name} (generated)", kind, train, dev, md5(repr(rows).encode()))
+    made, kind = GENERATED[name], KINDS[name.removeprefix("toy-")]
+    rows = toy_text.generate(kind, sum(made.examples))
+    parts = (tuple(zip(*part, strict=True)) for part in (rows[: made.examples[0]], rows[made.examples[0] :]))
+    train, dev = (Split(first, None if kind == "acceptability" else second, labels) for first, second, labels in parts)
+    return TextTask(name, made.title, kind, train, dev, md5(repr(rows).encode()))

@@ -6,33 +6,26 @@ agree, and its score is how many of them agree.
 """
 
 import random
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-#: What fills each place of a sentence: things, each with two words for it.
-QUALITIES = (("big", "large"), ("small", "little"), ("quick", "fast"), ("happy", "glad"), ("angry", "mad"), ("quiet", "silent"))
-PEOPLE = (
-    ("doctor", "physician"),
-    ("boy", "lad"),
-    ("teacher", "tutor"),
-    ("thief", "robber"),
-    ("king", "ruler"),
-    ("child", "kid"),
+#: What fills each place of a sentence: qualities, people, actions, animals, spots; each with two words for it.
+SLOTS = tuple(
+    tuple(tuple(words.split("/")) for words in slot.split())
+    for slot in (
+        "big/large small/little quick/fast happy/glad angry/mad quiet/silent",
+        "doctor/physician boy/lad teacher/tutor thief/robber king/ruler child/kid",
+        "saw/noticed helped/aided found/discovered followed/pursued called/phoned",
+        "dog/hound rabbit/bunny horse/pony snake/serpent cat/kitty donkey/mule",
+        "road/street sea/ocean wood/forest shop/store rock/stone house/home",
+    )
 )
-ACTIONS = (("saw", "noticed"), ("helped", "aided"), ("found", "discovered"), ("followed", "pursued"), ("called", "phoned"))
-ANIMALS = (("dog", "hound"), ("rabbit", "bunny"), ("horse", "pony"), ("snake", "serpent"), ("cat", "kitty"), ("donkey", "mule"))
-SPOTS = (("road", "street"), ("sea", "ocean"), ("wood", "forest"), ("shop", "store"), ("rock", "stone"), ("house", "home"))
-SLOTS = (QUALITIES, PEOPLE, ACTIONS, ANIMALS, SPOTS)
-
 #: Every word that occurs, for tests that need a vocabulary.
 WORDS = tuple(sorted({"the", "near", *(word for slot in SLOTS for words in slot for word in words)}))
-
 #: Of each slot, the number of the thing.
 Meaning = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A sentence or a pair with its label; `second` is empty where there is none."""
 
     first: str
