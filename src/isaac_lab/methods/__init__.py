@@ -25,27 +25,18 @@ FOOF: dict[str, Any] = {"when": "step", "decay": 0.95, "refresh": 10}
 
 
 class Prepared:
-    """A model that is ready to be trained.
-
-    Args:
-        trial: How.
-        workload: What.
-        model: Its network; conditioned and trained from now on.
-
-    Attributes:
-        draws: Whether a step takes random numbers after its batch, for labels that are drawn from the model.
-        stateful: All that changes in training besides the model.
-        done: How many steps were taken.
-    """
+    """A model that is ready to be trained: conditioned as the run says, with its optimizers."""
 
     def __init__(self, trial: Trial, workload: Workload, model: nn.Module) -> None:
         self._workload, self._model = workload, model
-        self.stateful: list[Any] = []
         self.done = 0
+        #: All that changes in training besides the model.
+        self.stateful: list[Any] = []
         self._handle: isaac.Handle | None = None
         self._kfac: Kfac | None = None
         _, how = method.find(trial.method)
         self._zeta = how == "isaac" and "output_damping" in dict(trial.settings)
+        # Whether a step takes random numbers after its batch, for labels that are drawn from the model.
         drawn = (self._zeta or trial.method == "kfac") and trial.get("curvature", "sampled") == "sampled"
         self.draws = drawn and workload.flat
         layers = _layers(trial, workload)
@@ -96,7 +87,7 @@ class Prepared:
             yield
 
     def _told(self) -> tuple[torch.optim.Optimizer, ...]:
-        """The optimizers, which know how many steps were taken."""
+        """The optimizers, told how many steps were taken: a graph that is replayed does not count."""
         for one in self.optimizers:
             if isinstance(one, Soap):
                 one.done = self.done
@@ -155,13 +146,10 @@ def prepare(trial: Trial, workload: Workload, model: nn.Module) -> Prepared:
 
 def unable(trial: Trial, workload: Workload) -> str:
     """Why this method cannot train this workload, or ""."""
-    if reason := method.missing(trial):
-        return reason
-    if not workload.flat and "output_damping" in dict(trial.settings):
-        return "ζ is here for networks of linear layers with one row per example only"
-    if not workload.flat and workload.drawn is None and trial.method == "kfac":
-        return "K-FAC and ζ are here for networks of linear layers with one row per example only"
-    return ""
+    zeta, kfac = "output_damping" in dict(trial.settings), trial.method == "kfac"
+    if not workload.flat and (zeta or (kfac and workload.drawn is None)):
+        return f"{'ζ is' if zeta else 'K-FAC and ζ are'} here for networks of linear layers with one row per example only"
+    return method.missing(trial)
 
 
 def _options(trial: Trial) -> dict[str, Any]:

@@ -22,10 +22,7 @@ class Kfac:
     are renewed now and then with their inverses, as users of K-FAC have it; the first ones are plain means, so that the start
     does not weigh more than what follows.
 
-    Args:
-        model: What is trained; its linear layers see one row per example.
-        layers: Names of those that are conditioned; None for all.
-        trial: With λ, `every`, `curvature` and `natural`.
+    Linear layers see one row per example. Of them those in `layers` are conditioned; None for all.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[str] | str | None, trial: Trial) -> None:
