@@ -31,15 +31,10 @@ def encode(value: Mapping[str, Any]) -> bytes:
 
 
 def read(path: Path, *, format: str, torn: bool = False) -> list[tuple[int, dict[str, Any]]]:
-    """All lines with their numbers, without the header.
+    """All lines with their numbers, without the header, which says the format; a file that is not there has none.
 
-    Args:
-        path: The file; one that is not there has no lines.
-        format: What its first line must say.
-        torn: Leave out a last line without an end, which a kill may leave behind; otherwise it is an error like any other.
-
-    Raises:
-        StoreError: It names the file and every line that is damaged.
+    A StoreError names every line that is damaged. A last line without an end, which a kill may leave behind, is one of them
+    unless `torn` says that it is left out.
     """
     try:
         raw = path.read_bytes()

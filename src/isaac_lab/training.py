@@ -34,20 +34,16 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """How runs are trained; sent to other processes.
-
-    Args:
-        device: "cpu" or "cuda".
-        tensor_cores: Let a GPU multiply in TF32, also where the workload does not by itself. The inverses do not change.
-        seconds: So many lie between checkpoints.
-        until: When to stop, by `time.time`; None for never.
-        about: What records say of where they come from.
-    """
+    """How runs are trained; sent to other processes."""
 
     device: str = "cpu"
+    #: Let a GPU multiply in TF32, also where the workload does not by itself. The inverses do not change.
     tensor_cores: bool = False
+    #: So many lie between checkpoints.
     seconds: float = 30.0
+    #: When to stop, by `time.time`; None for never.
     until: float | None = None
+    #: What records say of where they come from.
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -59,17 +55,10 @@ def train(
     checkpoint: Checkpoint | None = None,
     tick: Callable[[int, float, list[dict[str, float] | None]], object] = lambda step, seconds, found: None,
 ) -> list[Record]:
-    """Train runs together to their end, from their checkpoint if there is one, and return their records.
+    """Train one run, or several that an ensemble can train, from their checkpoint if there is one; returns their records.
 
-    Args:
-        trials: One run, or several that an ensemble can train.
-        workload: What they train.
-        options: How.
-        checkpoint: Where to go on from, and to save to.
-        tick: Called after each measurement with the step, the seconds spent in steps, and what was measured of each.
-
-    Raises:
-        StoppedError: When time is up; the checkpoint is there.
+    `tick` is called after each measurement with the step, the seconds spent in steps, and what was measured of each. When time
+    is up, a checkpoint is kept and a StoppedError raised.
     """
     with float32_products(tensor_cores=workload.tensor_cores or options.tensor_cores):
         return _Loop(trials, workload, options, checkpoint).run(tick)
@@ -198,18 +187,13 @@ class _Loop:
             "copies": len(self._trials),
         }
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return [
-            Record(
-                trial,
-                "diverged" if self._gone[number] else "finished",
-                self._columns[number],
-                rounded(self._seconds / self.done) if self.done else None,
-                about,
-                now,
-                "" if self._gone[number] else _digest(self._training.weights(number)),
-            )
-            for number, trial in enumerate(self._trials)
-        ]
+        pace = rounded(self._seconds / self.done) if self.done else None
+        records = []
+        for number, (trial, gone) in enumerate(zip(self._trials, self._gone, strict=True)):
+            digest = "" if gone else _digest(self._training.weights(number))
+            ends = "diverged" if gone else "finished", self._columns[number]
+            records.append(Record(trial, *ends, pace, about, now, digest))
+        return records
 
     def _wait(self) -> None:
         if self._options.device == "cuda":

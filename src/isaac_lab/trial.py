@@ -75,17 +75,15 @@ class Trial:
 
     def get(self, name: str, default: Any = None) -> Any:
         """A setting, else what the variant says, else `default`."""
-        return dict(self.variant).get(name, default) if name not in dict(self.settings) else dict(self.settings)[name]
+        return dict(self.variant + self.settings).get(name, default)
 
     def having(self, **changes: Value | None) -> "Trial":
         """With these settings; None takes one away."""
-        known = dict(self.settings) | changes
-        return replace(self, settings=tuple((name, value) for name, value in known.items() if value is not None))
+        return replace(self, settings=_changed(self.settings, changes))
 
     def varied(self, **changes: Value | None) -> "Trial":
         """With these in the variant; None takes one away."""
-        known = dict(self.variant) | changes
-        return replace(self, variant=tuple((name, value) for name, value in known.items() if value is not None))
+        return replace(self, variant=_changed(self.variant, changes))
 
     @property
     def learning_rate(self) -> float:
@@ -159,6 +157,10 @@ class Trial:
                     raise TrialError(f"{name} must be names with values, got {known[name]!r}")
                 known[name] = tuple((key, math.inf if value == "inf" else value) for key, value in known[name].items())
         return cls(**known)
+
+
+def _changed(known: Settings, changes: Mapping[str, Value | None]) -> Settings:
+    return tuple((name, value) for name, value in {**dict(known), **changes}.items() if value is not None)
 
 
 _LETTERS = {"learning_rate": "η", "second_rate": "η₂", "damping": "λ", "output_damping": "λ_g"}

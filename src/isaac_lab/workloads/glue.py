@@ -1,7 +1,7 @@
 """Three tasks of GLUE: an encoder of Hugging Face is fine-tuned; in the small form a tiny random BERT on toy tasks."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,13 +31,6 @@ METRICS: Mapping[Kind, Mapping[str, str]] = {
     "acceptability": {"matthews": "Matthews"},
     "paraphrase": {"accuracy": "accuracy", "f1": "F1"},
     "similarity": {"pearson": "Pearson", "spearman": "Spearman"},
-}
-SCORES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
-    "matthews": scores.matthews,
-    "accuracy": scores.accuracy,
-    "f1": scores.f1,
-    "pearson": scores.pearson,
-    "spearman": scores.spearman,
 }
 
 
@@ -173,7 +166,7 @@ class Glue(Workload):
     def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
         """Each of `metrics`."""
         predicted = output.squeeze(1) if self._scored else output.argmax(1)
-        return {name: SCORES[name](predicted, labels) for name in self.metrics}
+        return {name: scores.SCORES[name](predicted, labels) for name in self.metrics}
 
 
 class FixedLength(Glue):
