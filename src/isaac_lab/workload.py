@@ -41,8 +41,7 @@ class Workload(abc.ABC):
     checksum: str = ""  # of the bytes of the data
     batch: int  # examples of a step
     steps: int  # of an epoch
-    #: What a race is about: "train_loss" or "test_loss"; and what is measured besides, by name, with a title for people.
-    quantity: str = "train_loss"
+    #: What is measured besides the losses, by name, with a title for people.
     metrics: Mapping[str, str] = MappingProxyType({})
     #: Whether it is a chain of linear layers that see rows of one example each, which ζ, K-FAC and the ensemble need: a
     #: `workloads.mlp.Network`.

@@ -102,7 +102,6 @@ class Characters(Measured):
         shape: Of the network: `layers`, `width`, `heads`, `context` and what else it takes.
     """
 
-    quantity = "test_loss"
     metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
     last = "head"
     at_once = 128

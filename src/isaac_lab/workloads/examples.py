@@ -68,13 +68,15 @@ class Measured(Workload):
 class Examples(Measured):
     """Inputs and targets on the device; a batch is some of them, in a new order in each epoch.
 
-    What a subclass has to say is `build`, its `criterion` unless that is the squared error, and what else is measured.
+    A subclass has its `criterion` unless that is the squared error, and says what else is measured.
 
     Args:
         train: Tensors of one length: inputs, targets.
         test: The same for tests.
         device: "cpu" or "cuda".
         source: What the data are called, and their checksum; without it they are generated, and it is taken here.
+        build: Makes the network.
+        title: Of the workload.
         batch: Examples of a step; the last one of an epoch has the rest. 0 for all.
         examples: At most so many to train on; 0 for all.
         tested: At most so many are measured, of those to train on and those for tests; 0 for the usual number.
@@ -89,6 +91,8 @@ class Examples(Measured):
         test: Sequence[Tensor],
         device: str,
         source: tuple[str, str] | str,
+        build: Callable[[], nn.Module],
+        title: str,
         *,
         batch: int,
         examples: int = 0,
@@ -98,6 +102,7 @@ class Examples(Measured):
         if isinstance(source, str):
             source = source, md5(b"".join(x.numpy().tobytes() for x in (*train, *test)))
         self.data, self.checksum = source
+        self._build, self.title = build, title
         chosen, held = cut(len(train[0]), split, examples)
         self._device, most = device, tested or MOST_MEASURED
         self._train = tuple(tensor[chosen].to(device) for tensor in train)
@@ -109,6 +114,10 @@ class Examples(Measured):
             raise TrialError(f"batch must be at most {count}, the number of training examples, got {batch}")
         self.batch = batch or count
         self.steps = -(-count // self.batch)
+
+    def build(self) -> nn.Module:
+        """What the subclass said."""
+        return self._build()
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
         """All examples in a new order; the last batch has the rest."""

@@ -98,7 +98,6 @@ class Field(Examples):
         batch: int = 0,
         split: str = "test",
     ) -> None:
-        self._network = partial(network, **shape)
         colours = pictures.load(picture, side, folder)
         line = torch.arange(side) / side
         places = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1)
@@ -106,14 +105,10 @@ class Field(Examples):
         places = 2 * places - 1 if network is siren else places
         fitted, between = ([x[at::2, at::2].flatten(0, 1) for x in (places, colours)] for at in (0, 1))
         source = f"picture {picture}, {side} × {side}", md5(colours.numpy().tobytes())
-        super().__init__(fitted, between, device, source, batch=batch, tested=side**2, split=split)
+        build, title = partial(network, **shape), f"{TITLES[network]}, {source[0]}"
+        super().__init__(fitted, between, device, source, build, title, batch=batch, tested=side**2, split=split)
         self._places, self.original = fitted[0].to(device), encoded(fitted[1])
-        self.title = f"{TITLES[network]}, {self.data}"
         self.last = [name for name, layer in self.model(0).named_modules() if isinstance(layer, nn.Linear)][-1]
-
-    def build(self) -> nn.Module:
-        """The network; frequencies are drawn with its weights."""
-        return self._network()
 
     def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
         """The squared error of a pixel, the mean of its colours."""

@@ -57,22 +57,16 @@ class DeepONet(nn.Module):
 class Antiderivative(Examples):
     """DeepONet's first example: squared error at all points, and the relative error of a function; all are one batch."""
 
-    quantity = "test_loss"
     metrics = MappingProxyType({"test_error": "Relative error"})
     last = "trunk.2"
 
     def __init__(self, small: bool, device: str, folder: Path | None, *, split: str = "test", **options: int) -> None:
-        usual = (8, 20, 30) if small else (40, 150, 1000)
-        self._width, examples, tested = (
-            options.get(name, own) for name, own in zip(("width", "examples", "tested"), usual, strict=True)
-        )
+        usual = {"width": 8, "examples": 20, "tested": 30} if small else {"width": 40, "examples": 150, "tested": 1000}
+        width, examples, tested = (usual | options).values()
         # Functions cost nothing, so those for searches are new ones too.
-        super().__init__(functions(examples, "train"), functions(tested, split), device, "generated functions", batch=0)
-        self.title = f"DeepONet {POINTS}-{self._width}-{self._width}, antiderivative"
-
-    def build(self) -> nn.Module:
-        """With the initial weights of Glorot."""
-        return DeepONet(self._width)
+        train, test = functions(examples, "train"), functions(tested, split)
+        title = f"DeepONet {POINTS}-{width}-{width}, antiderivative"
+        super().__init__(train, test, device, "generated functions", lambda: DeepONet(width), title, batch=0)
 
     def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
         """With the error of each function relative to its norm."""
@@ -120,19 +114,13 @@ def _coupling(width: int) -> nn.Sequential:
 class Moons(Examples):
     """Minus the logarithm of the density, in nats; an epoch has as many points as the 5,001 steps of the script draw."""
 
-    quantity = "test_loss"
     last = "shifts.5.4"
 
     def __init__(self, small: bool, device: str, folder: Path | None, **options: Any) -> None:
         count, tested, batch = (400, 100, 20) if small else (100 * 5001, 10_000, 100)
-        points = (moons(count, "train"),), (moons(tested, "test"),)
-        super().__init__(*points, device, "generated points", batch=batch, **options)
-        self._width = 16 if small else 256
-        self.title = f"RealNVP 6 × {self._width}, two moons"
-
-    def build(self) -> nn.Module:
-        """With torch's own initial weights."""
-        return RealNVP(self._width)
+        width, train, test = 16 if small else 256, (moons(count, "train"),), (moons(tested, "test"),)
+        title = f"RealNVP 6 × {width}, two moons"
+        super().__init__(train, test, device, "generated points", lambda: RealNVP(width), title, batch=batch, **options)
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over the batch."""
@@ -190,18 +178,13 @@ class _Block(nn.Module):
 class Adding(Examples):
     """The adding problem: squared error of the sum of the two numbers that are marked in a row of `length`."""
 
-    quantity = "test_loss"
     last = "head"
 
     def __init__(
         self, small: bool, device: str, folder: Path | None, *, length: int = 0, depth: int = 0, **options: Any
     ) -> None:
-        length, self._shape = length or (20 if small else 400), (depth or (2 if small else 8), 6 if small else 30)
+        length, levels, width = length or (20 if small else 400), depth or (2 if small else 8), 6 if small else 30
         train = additions(500 if small else 50_000, length, "train")
         test = additions(100 if small else 1_000, length, "test")
-        super().__init__(train, test, device, "generated sequences", batch=32, **options)
-        self.title = f"TCN {self._shape[0]} × {self._shape[1]}, adding problem of length {length}"
-
-    def build(self) -> nn.Module:
-        """The network of the script."""
-        return TCN(*self._shape)
+        title = f"TCN {levels} × {width}, adding problem of length {length}"
+        super().__init__(train, test, device, "generated sequences", lambda: TCN(levels, width), title, batch=32, **options)

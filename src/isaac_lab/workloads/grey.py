@@ -1,6 +1,6 @@
 """Networks on MNIST: a small convolutional one, a variational auto-encoder, and the deep auto-encoder of Hinton's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -64,15 +64,11 @@ class MnistCNN(Examples):
         if data not in MOMENTS:
             raise TrialError(f"data must be {' or '.join(MOMENTS)}, got {data!r}")
         (mean, std), found = MOMENTS[data], sets.load("digits" if small else data, folder)
-        self._side, self._channels = (8, 4) if small else (28, channels or 32)
+        side, channels = (8, 4) if small else (28, channels or 32)
         pairs = (found.train_images, found.train_labels), (found.test_images, found.test_labels)
-        train, test = (((x.view(-1, 1, self._side, self._side) - mean) / std, y) for x, y in pairs)
-        super().__init__(train, test, device, (found.name, found.checksum), batch=batch, **options)
-        self.title = f"CNN of pytorch/examples, {self.data}"
-
-    def build(self) -> nn.Module:
-        """With torch's own initial weights."""
-        return ConvNet(self._side, self._channels)
+        train, test = (((x.view(-1, 1, side, side) - mean) / std, y) for x, y in pairs)
+        source, title = (found.name, found.checksum), f"CNN of pytorch/examples, {found.name}"
+        super().__init__(train, test, device, source, lambda: ConvNet(side, channels), title, batch=batch, **options)
 
 
 class VAE(nn.Module):
@@ -95,24 +91,17 @@ class VAE(nn.Module):
 class MnistVAE(Examples):
     """That of pytorch/examples: minus the evidence lower bound of an image."""
 
-    quantity = "test_loss"
     metrics = MappingProxyType({"test_reconstruction": "Test cross-entropy"})
     last = "fc4"
 
     def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 128, **options: Any) -> None:
         data = sets.load("digits" if small else "mnist", folder)
-        self._shape = (data.train_images.shape[1], *((32, 4) if small else (400, 20)))
+        pixels, (hidden, code) = data.train_images.shape[1], (32, 4) if small else (400, 20)
         random = noise.generator("codes")
         # Those for tests come with the random numbers of their codes, so that measuring draws none.
-        train, test = (
-            (x, torch.randn(len(x), self._shape[2], generator=random)) for x in (data.train_images, data.test_images)
-        )
-        super().__init__(train, test, device, (data.name, data.checksum), batch=batch, **options)
-        self.title = f"VAE of pytorch/examples, {data.name}"
-
-    def build(self) -> nn.Module:
-        """With torch's own initial weights."""
-        return VAE(*self._shape)
+        train, test = ((x, torch.randn(len(x), code, generator=random)) for x in (data.train_images, data.test_images))
+        source, title = (data.name, data.checksum), f"VAE of pytorch/examples, {data.name}"
+        super().__init__(train, test, device, source, lambda: VAE(pixels, hidden, code), title, batch=batch, **options)
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over the batch; the script adds up, which Adam does not see."""
@@ -126,6 +115,17 @@ class MnistVAE(Examples):
         return {"loss": cross_entropy + divergence, "reconstruction": cross_entropy}
 
 
+def _deep(sizes: Sequence[int], units: type[nn.Module]) -> nn.Module:
+    """With the initial weights of Glorot and Bengio, which keep units that saturate alive."""
+    middle, layers = len(sizes) // 2, list[nn.Module]()
+    for number, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
+        layer = nn.Linear(fan_in, fan_out)
+        nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        layers += [layer] if number in (middle, len(sizes) - 1) else [layer, units()]
+    return nn.Sequential(*layers)
+
+
 @registered("deep-autoencoder", "batch", "examples", "tested", "units", "split")
 class DeepAutoencoder(Examples):
     """What second-order methods are measured on: `SIZES` and back, with a linear code; an eighth as wide in the small form.
@@ -134,7 +134,6 @@ class DeepAutoencoder(Examples):
     """
 
     drawn = likelihood_of(nn.BCEWithLogitsLoss(reduction="sum"))
-    quantity = "test_loss"
     metrics = MappingProxyType({"test_error": "Squared error of a test image"})
 
     def __init__(
@@ -143,24 +142,12 @@ class DeepAutoencoder(Examples):
         if units not in UNITS:
             raise TrialError(f"units must be one of {', '.join(UNITS)}, got {units!r}")
         data = sets.load("digits" if small else "mnist", folder)
-        images = (data.train_images,), (data.test_images,)
-        super().__init__(*images, device, (data.name, data.checksum), batch=batch, **options)
         down = (data.train_images.shape[1], *(size // (8 if small else 1) for size in SIZES[1:-1]), SIZES[-1])
-        self._sizes, self._units = (*down, *down[-2::-1]), UNITS[units]
-        self.last = str(2 * len(self._sizes) - 5)
-        self.title = f"Auto-encoder {'-'.join(map(str, down))} with {units}, {data.name}"
-
-    def build(self) -> nn.Module:
-        """With the initial weights of Glorot and Bengio, which keep units that saturate alive."""
-        middle, layers = len(self._sizes) // 2, list[nn.Module]()
-        for number, (fan_in, fan_out) in enumerate(pairwise(self._sizes), start=1):
-            layer = nn.Linear(fan_in, fan_out)
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-            layers.append(layer)
-            if number not in (middle, len(self._sizes) - 1):
-                layers.append(self._units())
-        return nn.Sequential(*layers)
+        sizes = (*down, *down[-2::-1])
+        self.last = str(2 * len(sizes) - 5)
+        train, test, source = (data.train_images,), (data.test_images,), (data.name, data.checksum)
+        title = f"Auto-encoder {'-'.join(map(str, down))} with {units}, {data.name}"
+        super().__init__(train, test, device, source, lambda: _deep(sizes, UNITS[units]), title, batch=batch, **options)
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over the batch."""

@@ -112,7 +112,6 @@ class CartPole(Workload):
         split: With "validation", other rounds are played to measure.
     """
 
-    quantity = "test_loss"
     metrics = MappingProxyType({"test_return": "Return of a round"})
     last = "critic.4"
     data = "cart and pole, generated"

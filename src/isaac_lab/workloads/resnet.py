@@ -230,7 +230,6 @@ class SubPixel(nn.Sequential):
 class SuperResolution(Examples):
     """The network of pytorch/examples: squared error of a pixel; reported is the PSNR."""
 
-    quantity = "test_loss"
     metrics = MappingProxyType({"test_psnr": "PSNR"})
     last = "6"
 
@@ -238,13 +237,9 @@ class SuperResolution(Examples):
         found = images.load("toy-images" if small else "cifar-10", folder)
         train, test = (pairs(part[:60] if small else part) for part in (found.train, found.test))
         # 289 images of 30 × 30 have as many pixels as the script's four of 255 × 255.
-        source = found.title, found.checksum
-        super().__init__(train, test, device, source, batch=batch or (10 if small else 289), **options)
-        self._channels, self.title = 8 if small else 64, f"Super-resolution, {found.title}"
-
-    def build(self) -> nn.Module:
-        """With the script's orthogonal initial weights."""
-        return SubPixel(self._channels)
+        batch, channels = batch or (10 if small else 289), 8 if small else 64
+        source, title = (found.title, found.checksum), f"Super-resolution, {found.title}"
+        super().__init__(train, test, device, source, lambda: SubPixel(channels), title, batch=batch, **options)
 
     def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
         """Mean squared error of each image."""

@@ -1,6 +1,7 @@
 """A fully connected network on a table, as the benchmarks of tabular learning train it: Diamonds, or diabetes."""
 
 import math
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -44,7 +45,6 @@ def prepared(columns: Columns) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Ten
 class Tabular(Examples):
     """Squared error of the target in one of `tables.NAMES`; reported is its root, in standard deviations."""
 
-    quantity = "test_loss"
     metrics = MappingProxyType({"test_rmse": "Test RMSE"})
 
     def __init__(
@@ -60,19 +60,19 @@ class Tabular(Examples):
         **options: Any,
     ) -> None:
         columns = tables.load(data or ("diabetes" if small else "diamonds"), folder)
-        source = columns.title, columns.checksum
-        super().__init__(*prepared(columns), device, source, batch=batch or (64 if small else 512), **options)
-        self._width, self._depth = width or (16 if small else 784), depth
-        self.last, self.title = str(3 * depth), f"MLP {depth} × {self._width}, {columns.title}"
-
-    def build(self) -> nn.Module:
-        """Layers with ReLU and dropout."""
-        layers: list[nn.Module] = []
-        for number in range(self._depth):
-            fan_in = self._width if number else self._train[0].shape[1]
-            layers += [nn.Linear(fan_in, self._width), nn.ReLU(), nn.Dropout(DROPOUT)]
-        return nn.Sequential(*layers, nn.Linear(self._width, 1))
+        source, (train, test) = (columns.title, columns.checksum), prepared(columns)
+        width, batch = width or (16 if small else 784), batch or (64 if small else 512)
+        title, network = f"MLP {depth} × {width}, {columns.title}", partial(_network, train[0].shape[1], width, depth)
+        super().__init__(train, test, device, source, network, title, batch=batch, **options)
+        self.last = str(3 * depth)
 
     def named(self, train: dict[str, float], test: dict[str, float]) -> dict[str, float]:
         """The root of the test loss."""
         return {"test_rmse": math.sqrt(test["loss"])}
+
+
+def _network(inputs: int, width: int, depth: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for number in range(depth):
+        layers += [nn.Linear(width if number else inputs, width), nn.ReLU(), nn.Dropout(DROPOUT)]
+    return nn.Sequential(*layers, nn.Linear(width, 1))
