@@ -1,10 +1,10 @@
 """Tasks on sentences, behind one `load`: three of GLUE from their tsv files, and three small ones that are generated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from isaac_lab.data import places, toy_text
 from isaac_lab.data.catalogue import GENERATED, GLUE, SETS
@@ -30,6 +30,11 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def of(self, numbers: Sequence[int]) -> "Split":
+        """These examples."""
+        columns: Any = (own and tuple(own[number] for number in numbers) for own in (self.first, self.second, self.labels))
+        return Split(*columns)
 
 
 @dataclass(frozen=True)

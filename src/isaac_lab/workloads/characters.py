@@ -196,7 +196,7 @@ def nano_gpt(small: bool, device: str, folder: Path | None, *, depth: int = 0, *
     return _made(Characters, "Character GPT {layers} × {width} of nanoGPT", small, device, few if small else shape, **variant)
 
 
-@registered("char-lstm", "batch", "context", "width", "tested", "split")
+@registered("char-lstm", "batch", "tested", "split")
 def char_lstm(small: bool, device: str, folder: Path | None, **variant: Any) -> Workload:
     """Two LSTMs of 128 units, or of 16."""
     shape = {"embedded": 64, "width": 128, "layers": 2, "context": 50, "batch": 50}

@@ -72,15 +72,8 @@ TITLES = {fourier: "Fourier features", siren: "SIREN", relu: "ReLU without featu
 class Field(Examples):
     """Squared error of colours; every other pixel of every other row is fitted, and those diagonally between are held out.
 
-    Args:
-        network: A key of `TITLES`.
-        shape: What it takes.
-        device: "cpu" or "cuda".
-        folder: Where the picture is looked for first.
-        picture: One of `pictures.NAMES`.
-        side: Pixels of its side, held out ones included.
-        batch: Pixels of a step; 0 for all.
-        split: With "validation", a tenth of the fitted pixels is held out in place of the others.
+    The network is a key of `TITLES`, and takes this shape. A picture, one of `pictures.NAMES`, has so many pixels on a side,
+    held out ones included.
     """
 
     drawn = likelihood_of(nn.MSELoss())
@@ -150,7 +143,7 @@ def _field(
 
 
 _VARIANT = ("picture", "side", "batch", "width", "split")
-registered("fourier-field", *_VARIANT, "features")(partial(_field, fourier, {}))
+registered("fourier-field", *_VARIANT)(partial(_field, fourier, {}))
 registered("siren", *_VARIANT)(partial(_field, siren, {"side": 256}))
 # Tancik's network without its features.
 registered("relu-field", "picture", "split")(partial(_field, relu, {}))

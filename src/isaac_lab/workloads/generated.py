@@ -53,16 +53,15 @@ class DeepONet(nn.Module):
         return result
 
 
-@registered("antiderivative", "width", "examples", "tested", "split")
+@registered("antiderivative", "split")
 class Antiderivative(Examples):
     """DeepONet's first example: squared error at all points, and the relative error of a function; all are one batch."""
 
     metrics = MappingProxyType({"test_error": "Relative error"})
     last = "trunk.2"
 
-    def __init__(self, small: bool, device: str, folder: Path | None, *, split: str = "test", **options: int) -> None:
-        usual = {"width": 8, "examples": 20, "tested": 30} if small else {"width": 40, "examples": 150, "tested": 1000}
-        width, examples, tested = (usual | options).values()
+    def __init__(self, small: bool, device: str, folder: Path | None, *, split: str = "test") -> None:
+        width, examples, tested = (8, 20, 30) if small else (40, 150, 1000)
         # Functions cost nothing, so those for searches are new ones too.
         train, test = functions(examples, "train"), functions(tested, split)
         title = f"DeepONet {POINTS}-{width}-{width}, antiderivative"

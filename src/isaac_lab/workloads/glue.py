@@ -35,13 +35,7 @@ METRICS: Mapping[Kind, Mapping[str, str]] = {
 
 
 class Tokens:
-    """A split as numbers, on the device.
-
-    Args:
-        split: The sentences.
-        tokenizer: Of the encoder.
-        device: "cpu" or "cuda".
-    """
+    """A split as the numbers of the encoder's tokenizer, on the device."""
 
     def __init__(self, split: Split, tokenizer: Any, device: str) -> None:
         second = None if split.second is None else list(split.second)
@@ -83,14 +77,8 @@ class Tokens:
 class Glue(Workload):
     """Fine-tuning of an encoder with a new head on one task: batches of 8 in a random order, bf16 where there is a GPU.
 
-    Padding is masked, in attention and in ISAAC's conditioners.
-
-    Args:
-        task: Its sentences and labels.
-        base: The encoder.
-        device: "cpu" or "cuda".
-        batch: Examples of a step.
-        split: With "validation", a tenth of the training examples stands in place of dev.
+    Padding is masked, in attention and in ISAAC's conditioners. With the split "validation" a tenth of the training examples
+    stands in place of dev.
     """
 
     batch = 8
@@ -197,15 +185,8 @@ class FixedLength(Glue):
 
 def _held_out(task: TextTask) -> TextTask:
     """The task with a part of its training examples in place of dev."""
-    parts = cut(len(task.train), "validation")
-    train, dev = (_chosen(task.train, numbers.tolist()) for numbers in parts)
+    train, dev = (task.train.of(numbers.tolist()) for numbers in cut(len(task.train), "validation"))
     return replace(task, train=train, dev=dev)
-
-
-def _chosen(split: Split, numbers: list[int]) -> Split:
-    second = None if split.second is None else tuple(split.second[number] for number in numbers)
-    labels: Any = tuple(split.labels[number] for number in numbers)
-    return Split(tuple(split.first[number] for number in numbers), second, labels)
 
 
 def _made(kind: type[Glue], name: str, small: bool, device: str, folder: Path | None, **options: Any) -> Workload:

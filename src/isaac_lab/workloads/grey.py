@@ -1,6 +1,6 @@
 """Networks on MNIST: a small convolutional one, a variational auto-encoder, and the deep auto-encoder of Hinton's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -21,8 +21,6 @@ from isaac_newton.math.likelihood import likelihood_of
 MOMENTS = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.286, 0.353)}
 #: Of the deep auto-encoder, from the image to the code.
 SIZES = (784, 1000, 500, 250, 30)
-#: Sigmoid units are Hinton's and Martens's (2010); tanh is that of Martens and Grosse (2015).
-UNITS: Mapping[str, type[nn.Module]] = {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 
 
 class ConvNet(nn.Module):
@@ -115,18 +113,18 @@ class MnistVAE(Examples):
         return {"loss": cross_entropy + divergence, "reconstruction": cross_entropy}
 
 
-def _deep(sizes: Sequence[int], units: type[nn.Module]) -> nn.Module:
-    """With the initial weights of Glorot and Bengio, which keep units that saturate alive."""
+def _deep(sizes: Sequence[int]) -> nn.Module:
+    """As Martens and Grosse (2015) have it, with the initial weights of Glorot and Bengio, which keep their units alive."""
     middle, layers = len(sizes) // 2, list[nn.Module]()
     for number, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
         layer = nn.Linear(fan_in, fan_out)
         nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(layer.bias)
-        layers += [layer] if number in (middle, len(sizes) - 1) else [layer, units()]
+        layers += [layer] if number in (middle, len(sizes) - 1) else [layer, nn.Tanh()]
     return nn.Sequential(*layers)
 
 
-@registered("deep-autoencoder", "batch", "examples", "tested", "units", "split")
+@registered("deep-autoencoder", "batch", "examples", "tested", "split")
 class DeepAutoencoder(Examples):
     """What second-order methods are measured on: `SIZES` and back, with a linear code; an eighth as wide in the small form.
 
@@ -136,18 +134,14 @@ class DeepAutoencoder(Examples):
     drawn = likelihood_of(nn.BCEWithLogitsLoss(reduction="sum"))
     metrics = MappingProxyType({"test_error": "Squared error of a test image"})
 
-    def __init__(
-        self, small: bool, device: str, folder: Path | None, *, units: str = "tanh", batch: int = 100, **options: Any
-    ) -> None:
-        if units not in UNITS:
-            raise TrialError(f"units must be one of {', '.join(UNITS)}, got {units!r}")
+    def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 100, **options: Any) -> None:
         data = sets.load("digits" if small else "mnist", folder)
         down = (data.train_images.shape[1], *(size // (8 if small else 1) for size in SIZES[1:-1]), SIZES[-1])
         sizes = (*down, *down[-2::-1])
         self.last = str(2 * len(sizes) - 5)
         train, test, source = (data.train_images,), (data.test_images,), (data.name, data.checksum)
-        title = f"Auto-encoder {'-'.join(map(str, down))} with {units}, {data.name}"
-        super().__init__(train, test, device, source, lambda: _deep(sizes, UNITS[units]), title, batch=batch, **options)
+        title = f"Auto-encoder {'-'.join(map(str, down))} with tanh, {data.name}"
+        super().__init__(train, test, device, source, lambda: _deep(sizes), title, batch=batch, **options)
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over the batch."""

@@ -33,8 +33,8 @@ class Network(Workload):
         folder: Where data sets are looked for first.
         reconstructs: Whether the targets are the inputs, with a squared error.
         batch: Examples of a step. An incomplete last batch is dropped.
-        examples: So many training examples, the same for every seed; 0 for all.
-        split: With "validation", a tenth of the training examples stands in place of those for tests.
+        examples: As of `examples.Examples`, like the split.
+        split: With "validation", a tenth of the training examples is held out.
         standardized: Whether the pixels of all images for training have mean 0 and deviation 1, and others are moved alike.
     """
 

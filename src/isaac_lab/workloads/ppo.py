@@ -103,13 +103,8 @@ class Player(nn.Module):
 class CartPole(Workload):
     """Each step of a pole that stands is worth 1; reported is the sum of a round, at most 500.
 
-    Args:
-        small: Short rounds of few carts.
-        device: "cpu" or "cuda".
-        folder: Not needed.
-        length: Steps of a round that is learned from; 0 for CleanRL's 128, or 16.
-        carts: Played at once; 0 for 4, or 2.
-        split: With "validation", other rounds are played to measure.
+    Learned from are rounds of `length` steps by so many carts: CleanRL's 128 by 4, or 16 by 2. With the split "validation"
+    other rounds are played to measure.
     """
 
     metrics = MappingProxyType({"test_return": "Return of a round"})

@@ -35,17 +35,9 @@ BRIGHTNESS = (0.299, 0.587, 0.114)
 class ResNet(Measured):
     """Ten classes of images of 32 × 32, padded, cropped and mirrored on the device.
 
-    Weights are float32. On CUDA the network runs in bfloat16 under autocast, and what is left in float32 may use TF32.
-
-    Args:
-        small: Generated images, few of them, and an eighth of the channels.
-        device: "cpu" or "cuda".
-        folder: Where CIFAR-10 is looked for first.
-        half: Whether the network runs in bfloat16; None for "on CUDA".
-        batch: Images of a step; 0 for 100, or 10 in the small form.
-        examples: At most so many training images; 0 for all.
-        tested: At most so many images are measured on each side; 0 for all tests and 10,000 training images.
-        split: With "validation", a tenth of the training images stands in place of those for tests.
+    Weights are float32. On CUDA, or where `half` says so, the network runs in bfloat16 under autocast, and what is left in
+    float32 may use TF32. Measured are all tests and 10,000 training images, or at most `tested` of each; other options are as
+    in `examples.Examples`. The small form has few generated images and an eighth of the channels.
     """
 
     batch = 100
