@@ -100,7 +100,7 @@ def start(trial: Trial, workload: Workload, device: str) -> str:
     except method.UnableError as error:
         return str(error)
     except Exception as error:
-        if not method.find(trial.method)[0].module:
+        if method.find(trial.method)[0].package == "torch":
             raise
         # Others' code may refuse a network in any way it likes.
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"

@@ -62,8 +62,7 @@ def fetch(
 
 def _is_right(directory: Path, file: File) -> bool:
     with contextlib.suppress(DataError):
-        path = places.path(directory, file)
-        return path is not None and bool(contents(path, file))
+        return (path := places.path(directory, file)) is not None and bool(contents(path, file))
     return False
 
 

@@ -13,13 +13,9 @@ from isaac_lab.data import places, toy_images
 from isaac_lab.data.catalogue import GENERATED, SETS
 from isaac_lab.data.files import DataError, md5
 
-CIFAR_10 = "cifar-10"
-TOY = "toy-images"
+CIFAR_10, TOY = "cifar-10", "toy-images"
 NAMES = (CIFAR_10, TOY)
-CLASSES = 10
-SHAPE = (3, 32, 32)
-BRIGHTEST = 255
-
+CLASSES, SHAPE, BRIGHTEST = 10, (3, 32, 32), 255
 #: Of the 50,000 training images; a test computes them.
 CIFAR_10_MEAN = (0.49140, 0.48216, 0.44653)
 CIFAR_10_STD = (0.24703, 0.24349, 0.26159)

@@ -15,8 +15,7 @@ from isaac_lab.data.files import md5
 
 DIGITS = "digits"
 NAMES = (*IDX, DIGITS)
-CLASSES = 10
-BRIGHTEST = 255
+CLASSES, BRIGHTEST = 10, 255
 #: Digits that are trained on: 24 full batches of 60, so that every step of an epoch sees equally many. Their inks are 0 to 16.
 TRAINING_DIGITS, DARKEST = 1440, 16
 
