@@ -1,12 +1,13 @@
 """Tasks on sentences, behind one `load`: three of GLUE from their tsv files, and three small ones that are generated."""
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from isaac_lab.data import places, toy_text
+from isaac_lab.data import places
 from isaac_lab.data.catalogue import GENERATED, GLUE, SETS
 from isaac_lab.data.files import DataError, md5
 
@@ -59,6 +60,21 @@ class TextTask:
 FORMATS: Mapping[str, tuple[bool, tuple[int, ...], int]] = MappingProxyType(
     {"cola": (False, (3,), 1), "mrpc": (True, (3, 4), 0), "stsb": (True, (7, 8), 9)}
 )
+#: What fills each place of a sentence: qualities, people, actions, animals, spots; each with two words for it.
+SLOTS = tuple(
+    tuple(tuple(words.split("/")) for words in slot.split())
+    for slot in (
+        "big/large small/little quick/fast happy/glad angry/mad quiet/silent",
+        "doctor/physician boy/lad teacher/tutor thief/robber king/ruler child/kid",
+        "saw/noticed helped/aided found/discovered followed/pursued called/phoned",
+        "dog/hound rabbit/bunny horse/pony snake/serpent cat/kitty donkey/mule",
+        "road/street sea/ocean wood/forest shop/store rock/stone house/home",
+    )
+)
+#: Every word that occurs, for tests that need a vocabulary.
+WORDS = tuple(sorted({"the", "near", *(word for slot in SLOTS for words in slot for word in words)}))
+#: Of each slot, the number of the thing.
+Meaning = tuple[int, ...]
 
 
 def load(name: str, folder: Path | None = None) -> TextTask:
@@ -83,7 +99,78 @@ def _parse(content: bytes, name: str) -> Split:
 
 def _toy(name: str) -> TextTask:
     made, kind = GENERATED[name], KINDS[name.removeprefix("toy-")]
-    rows = toy_text.generate(kind, sum(made.examples))
+    rows = generate(kind, sum(made.examples))
     parts = (tuple(zip(*part, strict=True)) for part in (rows[: made.examples[0]], rows[made.examples[0] :]))
     train, dev = (Split(first, None if kind == "acceptability" else second, labels) for first, second, labels in parts)
     return TextTask(name, made.title, kind, train, dev, md5(repr(rows).encode()))
+
+
+class Row(NamedTuple):
+    """A sentence or a pair with its label; `second` is empty where there is none."""
+
+    first: str
+    second: str
+    label: int | float
+
+
+def generate(kind: Kind, count: int, *, seed: int = 0) -> list[Row]:
+    """Different rows, the same for the same seed; half of the labels 0 and half 1, or the scores 0 to 5 equally often.
+
+    A sentence tells who did what to whom and where, each in one of two words that mean the same, the place before or after the
+    rest. Such a sentence is acceptable; with two neighbouring words exchanged it is not. A pair is a paraphrase if all five
+    things agree, and its score is how many of them agree.
+    """
+    source = random.Random(f"{kind} {seed}")
+    make = {"acceptability": _acceptability, "paraphrase": _paraphrase, "similarity": _similarity}[kind]
+    labels = [number % (6 if kind == "similarity" else 2) for number in range(count)]
+    source.shuffle(labels)
+    rows: dict[tuple[str, str], Row] = {}
+    for label in labels:
+        row = make(label, source)
+        while (row.first, row.second) in rows:
+            row = make(label, source)
+        rows[row.first, row.second] = row
+    return list(rows.values())
+
+
+def _acceptability(label: int, source: random.Random) -> Row:
+    words = _words(_meaning(source), source)
+    if not label:
+        # No two neighbours are words of one kind, so no exchange gives a sentence again.
+        place = source.randrange(len(words) - 1)
+        words[place], words[place + 1] = words[place + 1], words[place]
+    return Row(f"{' '.join(words)} .", "", label)
+
+
+def _paraphrase(label: int, source: random.Random) -> Row:
+    first = _meaning(source)
+    second = first if label else _other(first, source.choice((1, 2)), source)
+    return Row(_sentence(first, source), _sentence(second, source), label)
+
+
+def _similarity(label: int, source: random.Random) -> Row:
+    first = _meaning(source)
+    return Row(_sentence(first, source), _sentence(_other(first, len(SLOTS) - label, source), source), float(label))
+
+
+def _meaning(source: random.Random) -> Meaning:
+    return tuple(source.randrange(len(slot)) for slot in SLOTS)
+
+
+def _other(meaning: Meaning, changes: int, source: random.Random) -> Meaning:
+    """The same with so many things replaced by others."""
+    changed = list(meaning)
+    for place in source.sample(range(len(SLOTS)), changes):
+        # Any but the one that is there.
+        changed[place] = (changed[place] + source.randrange(1, len(SLOTS[place]))) % len(SLOTS[place])
+    return tuple(changed)
+
+
+def _words(meaning: Meaning, source: random.Random) -> list[str]:
+    quality, person, action, animal, spot = (source.choice(slot[number]) for slot, number in zip(SLOTS, meaning, strict=True))
+    told, where = ["the", quality, person, action, "the", animal], ["near", "the", spot]
+    return where + told if source.random() < 0.5 else told + where
+
+
+def _sentence(meaning: Meaning, source: random.Random) -> str:
+    return f"{' '.join(_words(meaning, source))} ."

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,14 +77,10 @@ class Prepared:
         """Whether the next step does what a graph of the others does not."""
         return any(isinstance(one, Soap) and one.special for one in self._told())
 
-    @contextlib.contextmanager
-    def measured(self) -> Iterator[None]:
+    def measured(self) -> contextlib.AbstractContextManager[None]:
         """The weights are those that are measured within, where the optimizer trains others."""
-        with contextlib.ExitStack() as stack:
-            for one in self.optimizers:
-                if isinstance(one, ScheduleFree):
-                    stack.enter_context(one.averaged())
-            yield
+        first = self.optimizers[0]
+        return first.averaged() if isinstance(first, ScheduleFree) else contextlib.nullcontext()
 
     def _told(self) -> tuple[torch.optim.Optimizer, ...]:
         """The optimizers, told how many steps were taken: a graph that is replayed does not count."""

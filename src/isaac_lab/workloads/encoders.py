@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from isaac_lab.data import toy_text
+from isaac_lab.data import text
 from isaac_lab.data.files import DataError
 from isaac_lab.records import installed
 
@@ -87,7 +87,7 @@ def tiny() -> Encoder:
     """Two layers of width 32 with random weights, and the words of the toy tasks as vocabulary."""
     library, tokenizers = _library(), importlib.import_module("tokenizers")
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-    words = {word: number for number, word in enumerate((*special, ".", *toy_text.WORDS))}
+    words = {word: number for number, word in enumerate((*special, ".", *text.WORDS))}
     rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     rules.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     rules.post_processor = tokenizers.processors.TemplateProcessing(

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -75,10 +74,9 @@ class Network(Workload):
         self.reconstructs = reconstructs
         self.loss_fn: Callable[..., Tensor] = F.mse_loss if reconstructs else F.cross_entropy
         self._noise: Any = noise.GivenNormal if reconstructs else noise.GivenUniform
+        self.metrics = {} if reconstructs else {"test_accuracy": "Test accuracy"}
         if reconstructs:
             self.targets, test[1] = self.inputs, test[0]
-        else:
-            self.metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
         self.test = test[0], test[1]
         measured = shuffled[shuffled < len(inputs)][:MOST_MEASURED].to(device)
         self.measured = self.inputs[measured], self.targets[measured]
