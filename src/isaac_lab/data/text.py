@@ -14,7 +14,6 @@ from isaac_lab.data.files import DataError, md5
 #: Is this a sentence of the language? Do both say the same? How similar is what they say?
 Kind = Literal["acceptability", "paraphrase", "similarity"]
 NAMES = (*GLUE, "toy-cola", "toy-mrpc", "toy-stsb")
-
 KINDS: Mapping[str, Kind] = MappingProxyType({"cola": "acceptability", "mrpc": "paraphrase", "stsb": "similarity"})
 
 

@@ -1,7 +1,7 @@
 """Three tasks of GLUE: an encoder of Hugging Face is fine-tuned; in the small form a tiny random BERT on toy tasks."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,21 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isaac_lab import noise, scores
+from isaac_lab import noise
 from isaac_lab.data import text
 from isaac_lab.data.text import Kind, Split, TextTask
+from isaac_lab.scores import SCORES
 from isaac_lab.workload import HALF, Workload, registered
 from isaac_lab.workloads.encoders import ENCODER as ENCODER
 from isaac_lab.workloads.encoders import MOST_TOKENS, WANTED, Encoder, EncoderError, encoder, quietly, tiny
 from isaac_lab.workloads.examples import cut
 
-#: Lengths of batches are multiples of this, which tensor cores want.
-MULTIPLE = 8
-#: Training examples that the training loss is measured on, and how many of them at once.
-MOST_MEASURED = 1000
-MEASURED_AT_ONCE = 64
-#: Tokens of each example where all batches have one shape.
-FIXED_LENGTH = 64
+#: Lengths of batches are multiples of this, which tensor cores want; and tokens of each example where all have one shape.
+MULTIPLE, FIXED_LENGTH = 8, 64
+#: Training examples that the training loss is measured on, and how many examples are measured at once.
+MOST_MEASURED, MEASURED_AT_ONCE = 1000, 64
 #: What a task is measured by: is this a sentence, do two say the same, how similar is what they say?
 METRICS: Mapping[Kind, Mapping[str, str]] = {
     "acceptability": {"matthews": "Matthews"},
@@ -122,22 +120,19 @@ class Glue(Workload):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """On all of dev, and on 1,000 training examples."""
         model.eval()
-        train, train_labels = self._predict(model, self.train, self._measured)
-        dev, labels = self._predict(model, self.dev, list(range(len(self.dev))))
-        found = {
-            "train_loss": self._loss(train, train_labels).item(),
-            "test_loss": self._loss(dev, labels).item(),
-            **self._scores(dev, labels),
-        }
+        train = self._loss(*self._predict(model, self.train, self._measured)).item()
+        output, labels = self._predict(model, self.dev, range(len(self.dev)))
+        predicted = output.squeeze(1) if self._scored else output.argmax(1)
+        found = {name: SCORES[name](predicted, labels) for name in self.metrics}
         model.train()
-        return found
+        return {"train_loss": train, "test_loss": self._loss(output, labels).item(), **found}
 
     def _outputs(self, model: nn.Module, inputs: list[Tensor]) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self._device == "cuda"):
             logits: Tensor = model(**dict(zip(self.names, inputs, strict=True))).logits
         return logits.float()
 
-    def _predict(self, model: nn.Module, tokens: Tokens, numbers: list[int]) -> tuple[Tensor, Tensor]:
+    def _predict(self, model: nn.Module, tokens: Tokens, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Outputs and labels, in an order of their own: similar lengths together."""
         outputs, labels = [], []
         ordered = sorted(numbers, key=lambda number: tokens.lengths[number])
@@ -150,11 +145,6 @@ class Glue(Workload):
 
     def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
         return F.mse_loss(output.squeeze(1), labels) if self._scored else F.cross_entropy(output, labels)
-
-    def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
-        """Each of `metrics`."""
-        predicted = output.squeeze(1) if self._scored else output.argmax(1)
-        return {name: scores.SCORES[name](predicted, labels) for name in self.metrics}
 
 
 class FixedLength(Glue):

@@ -1,5 +1,6 @@
 """Networks on MNIST: a small convolutional one, a variational auto-encoder, and the deep auto-encoder of Hinton's."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -23,21 +24,16 @@ MOMENTS = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.286, 0.353)}
 SIZES = (784, 1000, 500, 250, 30)
 
 
-class ConvNet(nn.Module):
+def _convnet(side: int, channels: int) -> nn.Sequential:
     """Two convolutions, of which the second has twice as many channels, and two linear layers, with dropout."""
-
-    def __init__(self, side: int = 28, channels: int = 32) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, channels, 3), nn.Conv2d(channels, 2 * channels, 3)
-        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
-        self.fc1, self.fc2 = nn.Linear(2 * channels * ((side - 4) // 2) ** 2, 4 * channels), nn.Linear(4 * channels, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of images."""
-        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
-        x = F.relu(self.fc1(self.dropout1(x).flatten(1)))
-        logits: Tensor = self.fc2(self.dropout2(x))
-        return logits
+    pixels = 2 * channels * ((side - 4) // 2) ** 2
+    layers: dict[str, nn.Module] = {
+        **{"conv1": nn.Conv2d(1, channels, 3), "relu1": nn.ReLU()},
+        **{"conv2": nn.Conv2d(channels, 2 * channels, 3), "relu2": nn.ReLU(), "pool": nn.MaxPool2d(2)},
+        **{"dropout1": nn.Dropout(0.25), "flat": nn.Flatten(), "fc1": nn.Linear(pixels, 4 * channels), "relu3": nn.ReLU()},
+        **{"dropout2": nn.Dropout(0.5), "fc2": nn.Linear(4 * channels, 10)},
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 @registered("mnist-cnn", "batch", "channels", "data", "examples", "tested", "split")
@@ -66,7 +62,7 @@ class MnistCNN(Examples):
         pairs = (found.train_images, found.train_labels), (found.test_images, found.test_labels)
         train, test = (((x.view(-1, 1, side, side) - mean) / std, y) for x, y in pairs)
         source, title = (found.name, found.checksum), f"CNN of pytorch/examples, {found.name}"
-        super().__init__(train, test, device, source, lambda: ConvNet(side, channels), title, batch=batch, **options)
+        super().__init__(train, test, device, source, lambda: _convnet(side, channels), title, batch=batch, **options)
 
 
 class VAE(nn.Module):
