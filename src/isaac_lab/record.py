@@ -23,25 +23,18 @@ Point = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """A run that ended.
-
-    Args:
-        trial: What was run.
-        status: "finished" or "diverged".
-        curve: By quantity a column, "step" the first; None where a number is not finite.
-        seconds_per_step: Of the training steps, of all networks that were trained together.
-        about: Commit, versions, machine, data, arithmetic, mode, executor: what many runs have in common.
-        time: When it ended.
-        digest: Of the final weights; "" where nobody took it.
-    """
+    """A run that ended."""
 
     trial: Trial
-    status: str
+    status: str  # "finished" or "diverged"
+    #: By quantity a column, "step" the first; None where a number is not finite.
     curve: Mapping[str, Sequence[float | None]]
+    #: Of the training steps, of all networks that were trained together.
     seconds_per_step: float | None = None
+    #: Commit, versions, machine, data, arithmetic, mode, executor: what many runs have in common.
     about: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    time: str = ""
-    digest: str = ""
+    time: str = ""  # when it ended
+    digest: str = ""  # of the final weights; "" where nobody took it
 
     @cached_property
     def points(self) -> list[dict[str, Any]]:

@@ -91,15 +91,10 @@ class CharacterLSTM(nn.Module):
 
 
 class Characters(Measured):
-    """Cross-entropy of the next character, by a GPT.
+    """Cross-entropy of the next character, by a GPT of this shape, in windows of `context` characters.
 
-    Args:
-        text: First the part to train on, then that for validation.
-        device: Where the text and the networks are.
-        batch: Windows of a step.
-        measured: The most windows that a loss is measured on.
-        split: With "validation", the end of the training text stands in place of the text for validation.
-        shape: Of the network: `layers`, `width`, `heads`, `context` and what else it takes.
+    The end of the text is for tests. With the split "validation" the end of the training text stands in its place. A loss is
+    measured on so many windows at most.
     """
 
     metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
@@ -147,9 +142,8 @@ class Characters(Measured):
 
     def hidden(self, model: nn.Module) -> list[Tensor]:
         """The matrices of the blocks."""
-        return [
-            layer.weight for name, layer in model.named_modules() if name.startswith("blocks") and isinstance(layer, nn.Linear)
-        ]
+        blocks = model.get_submodule("blocks")
+        return [layer.weight for layer in blocks.modules() if isinstance(layer, nn.Linear)]
 
     def _cut(self, starts: Tensor) -> tuple[Tensor, Tensor]:
         windows = self.text[starts[:, None] + torch.arange(self.context + 1, device=self._device)]

@@ -20,13 +20,7 @@ MOST_MEASURED = 10_000
 
 
 def cut(count: int, split: str, examples: int = 0) -> tuple[Tensor, Tensor]:
-    """Numbers of the examples to train on, and of those that are cut off for searches; the same for every seed.
-
-    Args:
-        count: Training examples there are.
-        split: "validation" cuts a tenth off; "test" none.
-        examples: At most so many to train on; 0 for all.
-    """
+    """Numbers of the examples to train on, all or so many, and of those cut off for searches; the same for every seed."""
     order = torch.randperm(count, generator=noise.generator("examples"))
     held = count // VALIDATED if split == "validation" else 0
     if not 0 <= examples <= count - held:
@@ -80,7 +74,7 @@ class Examples(Measured):
         batch: Examples of a step; the last one of an epoch has the rest. 0 for all.
         examples: At most so many to train on; 0 for all.
         tested: At most so many are measured, of those to train on and those for tests; 0 for the usual number.
-        split: One of `trial.SPLITS`; with "validation" a tenth of the training examples stands in place of those for tests.
+        split: With "validation" a tenth of the training examples stands in place of those for tests.
     """
 
     criterion: Callable[..., Tensor] = staticmethod(F.mse_loss)

@@ -25,16 +25,8 @@ EVALUATED_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 class Network(Workload):
     """Linear layers with ReLU between them, and the cross-entropy of classes; where it is told to, an auto-encoder.
 
-    Args:
-        name: Of the data set.
-        hidden: Sizes of the layers between input and output.
-        device: "cpu" or "cuda".
-        folder: Where data sets are looked for first.
-        reconstructs: Whether the targets are the inputs, with a squared error.
-        batch: Examples of a step. An incomplete last batch is dropped.
-        examples: As of `examples.Examples`, like the split.
-        split: With "validation", a tenth of the training examples is held out.
-        standardized: Whether the pixels of all images for training have mean 0 and deviation 1, and others are moved alike.
+    An incomplete last batch is dropped; other options are as in `examples.Examples`. Where they are `standardized`, the pixels of
+    all images for training have mean 0 and deviation 1, and others are moved alike.
     """
 
     flat = True
@@ -92,8 +84,7 @@ class Network(Workload):
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All examples in a new order, without the rest that fills no batch."""
-        order = torch.randperm(len(self.inputs), generator=noise.generator("order", seed, epoch))
-        yield from self._in(order)
+        yield from self._in(torch.randperm(len(self.inputs), generator=noise.generator("order", seed, epoch)))
 
     def _in(self, order: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for index in order.to(self._device)[: self.steps * self.batch].view(self.steps, self.batch):
@@ -131,7 +122,7 @@ class Network(Workload):
 
     def _measure(
         self, outputs: Callable[[Tensor], Tensor], model: nn.Module, inputs: Tensor, targets: Tensor
-    ) -> tuple[list[float], list[float]]:
+    ) -> list[list[float]]:
         """Mean loss and share of right answers of each network."""
         widest = max(max(parameter.shape[-2:]) for parameter in model.parameters())
         copies = outputs(inputs[:1]).shape[0]
@@ -145,7 +136,7 @@ class Network(Workload):
                 each = F.cross_entropy(output.flatten(0, 1), y.repeat(copies), reduction="none")
                 losses += each.view(copies, -1).sum(1, dtype=torch.float64)
                 right += (output.argmax(2) == y).sum(1)
-        return (losses / len(inputs)).tolist(), (right.float() / len(inputs)).tolist()
+        return [(losses / len(inputs)).tolist(), (right.float() / len(inputs)).tolist()]
 
 
 class Digits(Network):

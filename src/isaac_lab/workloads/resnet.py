@@ -65,8 +65,8 @@ class ResNet(Measured):
         self.batch = batch or (SMALL_BATCH if small else self.batch)
         self.half = device == "cuda" if half is None else half
         self._device, self._small, self._classes = device, small, found.classes
-        inner, labels = _channels_innermost(found.train[:count]), found.train_labels[:count]
-        aside = _channels_innermost(found.test[:tests]), found.test_labels[:tests]
+        inner, other = (x.permute(0, 2, 3, 1).contiguous() for x in (found.train[:count], found.test[:tests]))
+        labels, aside = found.train_labels[:count], (other, found.test_labels[:tests])
         if split == "validation" or examples:
             chosen, held = cut(count, split, examples)
             aside = (inner[held], labels[held]) if split == "validation" else aside
@@ -106,8 +106,8 @@ class ResNet(Measured):
         random = noise.generator("augmentation", seed, epoch)
         places = torch.randint(2 * PAD + 1, (2, count), generator=random)
         mirrored = torch.randint(2, (1, count), generator=random)
-        drawn = torch.cat([order[None], places, mirrored]).to(self._device)
-        for which, top, left, flip in zip(*(row.split(AT_ONCE * self.batch) for row in drawn), strict=True):
+        for drawn in torch.cat([order[None], places, mirrored]).to(self._device).split(AT_ONCE * self.batch, 1):
+            which, top, left, flip = drawn
             x, y = self._normalized(crops(self._padded, which, top, left, flip.bool())), self._labels[which]
             yield from zip(x.split(self.batch), y.split(self.batch), strict=True)
 
@@ -143,10 +143,6 @@ def crops(
     rows = top[:, None] + place
     columns = left[:, None] + torch.where(mirrored[:, None], place.flip(0), place)
     return padded[which[:, None, None], rows[:, :, None], columns[:, None, :]]
-
-
-def _channels_innermost(inputs: UInt8[Tensor, "images 3 high wide"]) -> UInt8[Tensor, "images high wide 3"]:
-    return inputs.permute(0, 2, 3, 1).contiguous()
 
 
 def _arithmetic(device: str, half: bool) -> str:
