@@ -94,8 +94,6 @@ class _Loop:
             if all(self._gone):
                 break
             self._save_now_and_then()
-        if self._checkpoint is not None and not self._first.steps:
-            self._checkpoint.remove()
         return self._records()
 
     def _known(self) -> set[float | None]:
@@ -123,18 +121,15 @@ class _Loop:
         self._seconds += time.perf_counter() - started
 
     def _measure(self) -> list[dict[str, float] | None]:
-        found: list[dict[str, float] | None] = list(self._training.measure())
+        found = [None if gone else own for own, gone in zip(self._training.measure(), self._gone, strict=True)]
         for number, own in enumerate(found):
-            if own is None or self._gone[number]:
-                found[number] = None
+            if own is None:
                 continue
-            columns = self._columns[number]
-            columns["step"].append(self.done)
-            for name, value in own.items():
-                columns.setdefault(name, []).append(rounded(value))
+            row: dict[str, Any] = {"step": self.done, **{name: rounded(value) for name, value in own.items()}}
             if frames := self._first.get("frames", ()):
-                seen = self._workload.picture(self._training.model) if self.done in frames else None
-                columns.setdefault("picture", []).append(seen)
+                row["picture"] = self._workload.picture(self._training.model) if self.done in frames else None
+            for name, value in row.items():
+                self._columns[number].setdefault(name, []).append(value)
             # Written so that NaN is caught.
             if not own["train_loss"] <= LARGEST_LOSS:
                 self._gone[number] = True
@@ -149,10 +144,11 @@ class _Loop:
             raise error
         self._gone[0] = True
 
+    def _is_late(self) -> bool:
+        return self._options.until is not None and time.time() >= self._options.until
+
     def _is_due(self) -> bool:
-        until = self._options.until
-        late = until is not None and time.time() >= until
-        return late or time.monotonic() - self._saved_at >= self._options.seconds
+        return self._is_late() or time.monotonic() - self._saved_at >= self._options.seconds
 
     def _save_now_and_then(self) -> None:
         """A checkpoint where it is time for one; an end where it is time for that. After the last step the records follow."""
@@ -161,7 +157,7 @@ class _Loop:
         state = {"done": self.done, "seconds": self._seconds, "gone": self._gone, "columns": self._columns}
         self._checkpoint.save(state | {"state": self._training.state()})
         self._saved_at = time.monotonic()
-        if self._options.until is not None and time.time() >= self._options.until:
+        if self._is_late():
             raise StoppedError
 
     def _go_on(self, saved: Mapping[str, Any]) -> None:
@@ -179,21 +175,16 @@ class _Loop:
         workload = self._workload
         about = {
             **self._options.about,
-            "data": workload.data,
-            "checksum": workload.checksum,
-            "weights": workload.weights,
-            "arithmetic": workload.arithmetic,
+            **{name: getattr(workload, name) for name in ("data", "checksum", "weights", "arithmetic")},
             "mode": "captured" if self._options.device == "cuda" and method.capturable(self._first) else "eager",
             "copies": len(self._trials),
         }
         now = datetime.now(UTC).isoformat(timespec="seconds")
         pace = rounded(self._seconds / self.done) if self.done else None
-        records = []
-        for number, (trial, gone) in enumerate(zip(self._trials, self._gone, strict=True)):
-            digest = "" if gone else _digest(self._training.weights(number))
-            ends = "diverged" if gone else "finished", self._columns[number]
-            records.append(Record(trial, *ends, pace, about, now, digest))
-        return records
+        ends = ["diverged" if gone else "finished" for gone in self._gone]
+        digests = ["" if gone else _digest(self._training.weights(number)) for number, gone in enumerate(self._gone)]
+        rows = zip(self._trials, ends, self._columns, digests, strict=True)
+        return [Record(trial, end, curve, pace, about, now, digest) for trial, end, curve, digest in rows]
 
     def _wait(self) -> None:
         if self._options.device == "cuda":

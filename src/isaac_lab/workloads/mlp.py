@@ -25,8 +25,8 @@ EVALUATED_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 class Network(Workload):
     """Linear layers with ReLU between them, and the cross-entropy of classes; where it is told to, an auto-encoder.
 
-    An incomplete last batch is dropped; other options are as in `examples.Examples`. Where they are `standardized`, the pixels of
-    all images for training have mean 0 and deviation 1, and others are moved alike.
+    An incomplete last batch is dropped; other options are as in `examples.Examples`. Where they are `standardized`, the pixels
+    of all images for training have mean 0 and deviation 1, and others are moved alike.
     """
 
     flat = True
