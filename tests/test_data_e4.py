@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner, Result
 
 from isaac_lab.commands import data as command
-from isaac_lab.data import catalogue, images, places, text, toy_images, toy_text
+from isaac_lab.data import catalogue, images, places, text
 from isaac_lab.data.catalogue import FileSet
 from isaac_lab.data.files import DataError, File
 
@@ -370,8 +370,8 @@ def test_what_is_generated_is_the_same_every_time_and_says_what_it_is(name: str,
 
 
 def test_another_seed_gives_other_data() -> None:
-    assert not torch.equal(toy_images.generate(20)[0], toy_images.generate(20, seed=1)[0])
-    assert toy_text.generate("paraphrase", 20) != toy_text.generate("paraphrase", 20, seed=1)
+    assert not torch.equal(images.generate(20)[0], images.generate(20, seed=1)[0])
+    assert text.generate("paraphrase", 20) != text.generate("paraphrase", 20, seed=1)
 
 
 def normalized(values: Tensor, data: images.Images) -> Tensor:
@@ -408,12 +408,12 @@ def test_toy_images_are_for_convolutions() -> None:
 
 def things(sentence: str) -> Counter[tuple[str, str]]:
     """What a sentence tells of, whichever of the two words is used and in whichever order."""
-    known = {word: words for slot in toy_text.SLOTS for words in slot for word in words}
+    known = {word: words for slot in text.SLOTS for words in slot for word in words}
     return Counter(known[word] for word in sentence.split() if word in known)
 
 
 def test_toy_sentences_are_of_a_grammar_and_the_others_are_not() -> None:
-    one_of = ["|".join(word for words in slot for word in words) for slot in toy_text.SLOTS]
+    one_of = ["|".join(word for words in slot for word in words) for slot in text.SLOTS]
     told, where = "the ({}) ({}) ({}) the ({})".format(*one_of[:4]), f"near the ({one_of[4]})"
     grammar = re.compile(rf"{told} {where} \.|{where} {told} \.")
     task = text.load("toy-cola")
@@ -441,7 +441,7 @@ def test_no_toy_example_is_in_both_splits(name: str) -> None:
     assert (len(train), len(dev)) == (400, 200)
     assert not train & dev
     words = {word for pair in train | dev for sentence in pair for word in sentence.split()}
-    assert words == {*toy_text.WORDS, "."}
+    assert words == {*text.WORDS, "."}
 
 
 def found(name: str) -> bool:

@@ -30,7 +30,7 @@ from isaac_lab.studies.verdicts import standings, summed_up
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import load
-from isaac_lab.workloads import flow, operator_net, ppo, superres, temporal
+from isaac_lab.workloads import generated, ppo, resnet
 from isaac_lab.workloads.characters import Characters
 from isaac_lab.workloads.examples import Examples, cut
 from isaac_lab.workloads.glue import Glue
@@ -182,7 +182,9 @@ def parts(trial: Trial) -> tuple[set[Any], set[Any]]:
         return train, dev
     assert isinstance(workload, Characters)
     size = 24
-    return tuple({bytes(x[at : at + size].tolist()) for at in range(len(x) - size)} for x in (workload._train, workload._test))  # type: ignore[return-value]
+    texts = workload.text[: workload.trained], workload.text[workload.trained :]
+    train, tests = ({bytes(x[at : at + size].tolist()) for at in range(len(x) - size)} for x in texts)
+    return train, tests
 
 
 # The pole has no examples: see `test_rounds_of_a_search_are_others`.
@@ -219,8 +221,10 @@ def test_a_workload_without_a_split_says_so() -> None:
 
 
 def test_rounds_of_a_search_are_others() -> None:
-    model = CartPole("cpu").model(0)
-    played = [CartPole("cpu", split=split).evaluate(model)["test_return"] for split in ("test", "validation", "test")]
+    model = CartPole(False, "cpu", None).model(0)
+    played = [
+        CartPole(False, "cpu", None, split=split).evaluate(model)["test_return"] for split in ("test", "validation", "test")
+    ]
     assert played[0] == played[2] != played[1]
 
 
@@ -242,7 +246,7 @@ def test_a_pole_falls_as_the_textbook_says() -> None:
 
 
 def test_advantages_are_those_of_a_slow_sum() -> None:
-    model = CartPole("cpu", length=40, carts=3).model(3)
+    model = CartPole(False, "cpu", None, length=40, carts=3).model(3)
     assert isinstance(model, Player)
     model.play(torch.rand(40, 3, 5, generator=torch.Generator().manual_seed(0)))
     # Where a round ended the next state begins near zero, which a push from there never reaches.
@@ -262,16 +266,16 @@ def test_advantages_are_those_of_a_slow_sum() -> None:
 
 
 def test_antiderivatives_are_those_of_the_functions() -> None:
-    values, area = operator_net.functions(20, "some")
+    values, area = generated.functions(20, "some")
     assert not area[:, 0].any()
-    slopes = (area[:, 2:] - area[:, :-2]) * (operator_net.POINTS - 1) / 2
+    slopes = (area[:, 2:] - area[:, :-2]) * (generated.POINTS - 1) / 2
     assert (slopes - values[:, 1:-1]).abs().max() < 0.02
     assert values.std() == pytest.approx(1, abs=0.3)
 
 
 def test_a_flow_is_a_density() -> None:
     torch.manual_seed(0)
-    model = flow.RealNVP(width=8).double()
+    model = generated.RealNVP(width=8).double()
     for parameter in model.parameters():
         parameter.data.mul_(2)
     side = torch.linspace(-40, 40, 1001, dtype=torch.float64)
@@ -283,14 +287,14 @@ def test_a_flow_is_a_density() -> None:
 def test_moons_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import make_moons
 
-    theirs = torch.from_numpy(make_moons(4000, noise=flow.NOISE, random_state=0)[0]).float()
-    far = torch.cdist(flow.moons(4000, "some"), theirs).min(1).values
-    assert far.quantile(0.99) < flow.NOISE
-    assert flow.moons(4000, "some").mean(0).tolist() == pytest.approx(theirs.mean(0).tolist(), abs=0.05)
+    theirs = torch.from_numpy(make_moons(4000, noise=generated.NOISE, random_state=0)[0]).float()
+    far = torch.cdist(generated.moons(4000, "some"), theirs).min(1).values
+    assert far.quantile(0.99) < generated.NOISE
+    assert generated.moons(4000, "some").mean(0).tolist() == pytest.approx(theirs.mean(0).tolist(), abs=0.05)
 
 
 def test_sums_are_those_of_two_different_numbers_that_are_marked() -> None:
-    sequences, sums = temporal.additions(300, 5, "some")
+    sequences, sums = generated.additions(300, 5, "some")
     numbers, marks = sequences.unbind(1)
     assert set(marks.flatten().tolist()) == {0.0, 1.0}
     assert (marks.sum(1) == 2).all()
@@ -299,7 +303,7 @@ def test_sums_are_those_of_two_different_numbers_that_are_marked() -> None:
 
 
 def test_a_temporal_network_sees_the_past_only() -> None:
-    blocks = temporal.TCN(levels=3, width=4).blocks
+    blocks = generated.TCN(levels=3, width=4).blocks
     sequences = torch.randn(2, 2, 40)
     changed = torch.cat([sequences[..., :25], torch.randn(2, 2, 15)], -1)
     torch.testing.assert_close(blocks(sequences)[..., :25], blocks(changed)[..., :25])
@@ -308,12 +312,12 @@ def test_a_temporal_network_sees_the_past_only() -> None:
 
 def test_small_images_are_large_ones_seen_from_far() -> None:
     ramp = torch.arange(32, dtype=torch.uint8).expand(2, 3, 32, 32)
-    small, large = superres.pairs(ramp)
+    small, large = resnet.pairs(ramp)
     assert (small.shape, large.shape) == ((2, 1, 10, 10), (2, 1, 30, 30))
     torch.testing.assert_close(255 * large[0, 0, 0], torch.arange(1.0, 31.0))
     # Away from the edges the mean of three pixels in a ramp is the middle one, however its neighbours are weighted.
     torch.testing.assert_close(small[..., 1:-1, 1:-1], large[..., 4:-4:3, 4:-4:3])
-    assert superres.SubPixel(8)(small).shape == large.shape
+    assert resnet.SubPixel(8)(small).shape == large.shape
 
 
 def test_diamonds_are_read_and_checked(tmp_path: Path) -> None:

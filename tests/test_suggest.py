@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import isaac_newton as isaac
 from isaac_lab import executors
 from isaac_lab.data.sets import load
-from isaac_lab.models import relu_network
+from isaac_lab.models import relu_layers
 from isaac_lab.record import Store
 from isaac_lab.studies import dampings
 from isaac_lab.studies.dampings import table
@@ -55,7 +55,13 @@ def test_the_damping_follows_the_scale_of_the_inputs_and_the_ratio_does_not(scal
 
 def test_on_the_digits_it_falls_where_training_is_best() -> None:
     """The best dampings of the grid in docs/damping.md are 0.1 to 0.3 for this network, 1 is worse but little."""
-    assert 0.1 < isaac.suggest_damping(seeded(lambda: relu_network(64, 10), 0), load("digits").train_images[:60]).damping < 1
+    assert (
+        0.1
+        < isaac.suggest_damping(
+            seeded(lambda: relu_layers([64, 400, 400, 400, 400, 10]), 0), load("digits").train_images[:60]
+        ).damping
+        < 1
+    )
 
 
 class Stateful(nn.Module):

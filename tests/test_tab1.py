@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from isaac_lab import executors, methods, scores
+from isaac_lab import executors, methods
 from isaac_lab.claims import CLAIMS
 from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.cli import app
@@ -25,6 +25,7 @@ from isaac_lab.data import text
 from isaac_lab.progress import Display
 from isaac_lab.record import Store, StoreError
 from isaac_lab.report import paper
+from isaac_lab.scores import SCORES
 from isaac_lab.studies.calls import Means
 from isaac_lab.studies.paper import EXPERIMENTS, runner, tab1
 from isaac_lab.studies.paper.folder import view
@@ -34,7 +35,7 @@ from isaac_lab.studies.paper.tab1 import COLUMNS, METHODS, PLANS, TASKS, TUNING_
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import _load as loaded
-from isaac_lab.workload import load
+from isaac_lab.workload import load, seeded
 from isaac_lab.workloads import encoders, glue
 
 pytest.importorskip("transformers")
@@ -60,9 +61,9 @@ def test_scores_of_classes_are_those_of_their_definitions(seed: int, share: floa
     found, missed, false, rejected = (int(both.sum()) for both in (yes & true, ~yes & true, yes & ~true, ~yes & ~true))
     scale = (found + missed) * (found + false) * (rejected + missed) * (rejected + false)
     expected = (found * rejected - missed * false) / math.sqrt(scale) if scale else 0.0
-    assert scores.matthews(predicted, labels) == pytest.approx(expected, abs=1e-12)
-    assert scores.f1(predicted, labels) == pytest.approx(2 * found / (2 * found + missed + false), abs=1e-12)
-    assert scores.accuracy(predicted, labels) == pytest.approx((found + rejected) / 97, abs=1e-12)
+    assert SCORES["matthews"](predicted, labels) == pytest.approx(expected, abs=1e-12)
+    assert SCORES["f1"](predicted, labels) == pytest.approx(2 * found / (2 * found + missed + false), abs=1e-12)
+    assert SCORES["accuracy"](predicted, labels) == pytest.approx((found + rejected) / 97, abs=1e-12)
 
 
 @pytest.mark.parametrize("levels", [2, 5, 1000])
@@ -79,25 +80,25 @@ def test_correlations_are_those_of_their_definitions(levels: int) -> None:
         """Equal values share the mean of the ranks that they take."""
         return torch.tensor([float((values < v).sum()) + (float((values == v).sum()) + 1) / 2 for v in values])
 
-    assert scores.pearson(x, y) == pytest.approx(linear(x, y), abs=1e-9)
-    assert scores.spearman(x, y) == pytest.approx(linear(ranks(x), ranks(y)), abs=1e-9)
+    assert SCORES["pearson"](x, y) == pytest.approx(linear(x, y), abs=1e-9)
+    assert SCORES["spearman"](x, y) == pytest.approx(linear(ranks(x), ranks(y)), abs=1e-9)
 
 
 def test_scores_of_a_constant_prediction_are_zero() -> None:
     labels, constant = torch.tensor([0, 1, 1, 0]), torch.zeros(4, dtype=torch.long)
-    assert scores.matthews(constant, labels) == 0
-    assert scores.f1(constant, labels) == 0
-    assert scores.pearson(constant.float() + 0.1, labels) == 0
-    assert scores.spearman(constant, labels) == 0
+    assert SCORES["matthews"](constant, labels) == 0
+    assert SCORES["f1"](constant, labels) == 0
+    assert SCORES["pearson"](constant.float() + 0.1, labels) == 0
+    assert SCORES["spearman"](constant, labels) == 0
 
 
 def test_scores_that_are_no_numbers_are_said() -> None:
-    assert math.isnan(scores.pearson(torch.tensor([0.0, math.nan]), torch.tensor([0.0, 1.0])))
-    assert math.isnan(scores.spearman(torch.tensor([0.0, math.inf]), torch.tensor([0.0, 1.0])))
+    assert math.isnan(SCORES["pearson"](torch.tensor([0.0, math.nan]), torch.tensor([0.0, 1.0])))
+    assert math.isnan(SCORES["spearman"](torch.tensor([0.0, math.inf]), torch.tensor([0.0, 1.0])))
     with pytest.raises(ValueError, match="two equal rows"):
-        scores.accuracy(torch.tensor([1, 0]), torch.tensor([1]))
+        SCORES["accuracy"](torch.tensor([1, 0]), torch.tensor([1]))
     with pytest.raises(ValueError, match="must be 0 or 1"):
-        scores.matthews(torch.tensor([1, 2]), torch.tensor([1, 0]))
+        SCORES["matthews"](torch.tensor([1, 2]), torch.tensor([1, 0]))
 
 
 # Batches
@@ -265,7 +266,7 @@ def test_an_encoder_of_a_folder_has_its_name_its_weights_and_a_new_head(folder: 
     assert found.name == "my-bert"
     assert found.weights == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert found.last == "classifier"
-    made: list[Any] = [glue.seeded(lambda: found.build(1), seed) for seed in (0, 0, 1)]
+    made: list[Any] = [seeded(lambda: found.build(1), seed) for seed in (0, 0, 1)]
     words = [model.bert.embeddings.word_embeddings.weight for model in made]
     assert torch.equal(words[0], words[2])
     assert torch.equal(made[0].classifier.weight, made[1].classifier.weight)

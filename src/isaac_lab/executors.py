@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -50,29 +50,20 @@ class ExecutorError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """How runs are trained.
-
-    Args:
-        executor: A key of `EXECUTORS`.
-        device: "cpu" or "cuda".
-        folder: Where data sets are looked for first; None for the usual places.
-        workers: Processes. Those of one GPU share it: most optimizers leave it idle between their small operations.
-        tensor_cores: Let a GPU multiply in TF32. The inverses do not change.
-        copies: The most networks of an ensemble; there are fewer where memory says so.
-        seconds: So many lie between checkpoints; those of large ensembles are large.
-        until: When to stop, by `time.time`; None for never.
-        command: How this was called, for the records.
-        progress: Told of what is trained.
-    """
+    """How runs are trained; what is not said here, `training.Options` says."""
 
     executor: str = "local"
     device: str = "cpu"
+    #: Where data sets are looked for first; None for the usual places.
     folder: Path | None = None
+    #: Processes. Those of one GPU share it: most optimizers leave it idle between their small operations.
     workers: int = 2
     tensor_cores: bool = False
+    #: The most networks of an ensemble; there are fewer where memory says so.
     copies: int = 256
     seconds: float = 30.0
     until: float | None = None
+    #: How this was called, for the records; and who is told of what is trained.
     command: str = ""
     progress: Progress = field(default=nobody, compare=False)
 
@@ -94,8 +85,7 @@ class Call:
 def run(trials: Sequence[Trial], store: Store, call: Call) -> int:
     """Train what has no record yet; returns how many runs that were. Within `store.writing` only.
 
-    Raises:
-        StoppedError: When time is up; what has ended is in the store, the rest goes on from checkpoints.
+    When time is up, a StoppedError is raised; what has ended is in the store, the rest goes on from checkpoints.
     """
     call.check()
     pending = store.missing(trials)
@@ -148,11 +138,10 @@ def _train(group: Group, folder: Path | None, call: Call, tick: Progress) -> lis
     how = "local" if call.executor == "ensemble" and len(group) == 1 else call.executor
     options = Options(call.device, call.tensor_cores, call.seconds, call.until, {**about, "executor": how})
 
-    checkpoint = None if folder is None else Store(folder).checkpoint(group)
-
     def told(step: int, seconds: float, found: list[dict[str, float] | None]) -> None:
         tick(Update(group, step, measured(found), step / seconds if seconds else None))
 
+    checkpoint = None if folder is None else Store(folder).checkpoint(group)
     return train(group, workload, options, checkpoint=checkpoint, tick=told)
 
 
@@ -171,19 +160,18 @@ def _local(groups: Sequence[Group], store: Store, call: Call) -> None:
 
 def _processes(groups: Sequence[Group], store: Store, call: Call) -> None:
     """A pool; where a worker dies the pool is a new one, and what it had is tried once more."""
-    waiting, lost = list(groups), 0
+    waiting, lost = list(groups), False
     while waiting:
         try:
             for group, records in _pool(waiting, store, call):
                 waiting.remove(group)
                 _keep(store, group, records, call)
-                lost = 0
+                lost = False
         except BrokenProcessPool:
-            lost += 1
-            if lost > 1:
-                raise ExecutorError(
-                    "a worker died twice (killed, often for want of memory: use fewer workers). What has ended is kept"
-                ) from None
+            if lost:
+                words = "a worker died twice (killed, often for want of memory: use fewer workers). What has ended is kept"
+                raise ExecutorError(words) from None
+            lost = True
 
 
 def _pool(groups: Sequence[Group], store: Store, call: Call) -> Iterator[tuple[Group, list[Record]]]:
@@ -193,19 +181,14 @@ def _pool(groups: Sequence[Group], store: Store, call: Call) -> Iterator[tuple[G
     threads = 1 if call.device == "cpu" else max(1, (os.cpu_count() or 1) // count)
     quiet = replace(call, progress=nobody)
     with ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(threads, dict(os.environ))) as pool:
-        futures: dict[Future[list[Record]], Group] = {
-            pool.submit(_train, group, store.folder, quiet, nobody): group for group in groups
-        }
+        futures = {pool.submit(_train, group, store.folder, quiet, nobody): group for group in groups}
+        stopped: StoppedError | None = None
         try:
-            stopped: StoppedError | None = None
-            while futures:
-                done, _ = wait(futures, return_when=FIRST_COMPLETED)
-                for future in done:
-                    group = futures.pop(future)
-                    try:
-                        yield group, future.result()
-                    except StoppedError as error:
-                        stopped = error
+            for future in as_completed(futures):
+                try:
+                    yield futures[future], future.result()
+                except StoppedError as error:
+                    stopped = error
             if stopped is not None:
                 raise stopped
         except BaseException:

@@ -31,15 +31,10 @@ def encode(value: Mapping[str, Any]) -> bytes:
 
 
 def read(path: Path, *, format: str, torn: bool = False) -> list[tuple[int, dict[str, Any]]]:
-    """All lines with their numbers, without the header.
+    """All lines with their numbers, without the header, which says the format; a file that is not there has none.
 
-    Args:
-        path: The file; one that is not there has no lines.
-        format: What its first line must say.
-        torn: Leave out a last line without an end, which a kill may leave behind; otherwise it is an error like any other.
-
-    Raises:
-        StoreError: It names the file and every line that is damaged.
+    A StoreError names every line that is damaged. A last line without an end, which a kill may leave behind, is one of them
+    unless `torn` says that it is left out.
     """
     try:
         raw = path.read_bytes()
@@ -52,16 +47,12 @@ def read(path: Path, *, format: str, torn: bool = False) -> list[tuple[int, dict
     for number, line in enumerate(raw.split(b"\n")[:-1], 1):
         try:
             value = _decode(line)
+            if value.get("format", format) != format:
+                raise ValueError(f"the format is {value['format']!r}, this version reads {format!r}")
+            found += [(number, value)] if "format" not in value else []
         except ValueError as error:
             damage.append(f"{path}, line {number}: {error}")
-            continue
-        if "format" in value:
-            if value["format"] != format:
-                damage.append(f"{path}, line {number}: the format is {value['format']!r}, this version reads {format!r}")
-        else:
-            found.append((number, value))
-    rest = raw.rpartition(b"\n")[2]
-    if rest and not torn:
+    if raw.rpartition(b"\n")[2] and not torn:
         damage.append(f"{path}, line {raw.count(_END) + 1}: it is cut off")
     if not raw:
         damage.append(f"{path}, line 1: the file is empty")
@@ -91,9 +82,7 @@ def _decode(line: bytes) -> dict[str, Any]:
 
 def mend(path: Path) -> str:
     """Cut off a last line without an end; returns what was done, "" for nothing. Only under the lock."""
-    if not path.exists():
-        return ""
-    raw = path.read_bytes()
+    raw = path.read_bytes() if path.exists() else b""
     whole = raw.rfind(b"\n") + 1
     if whole == len(raw):
         return ""

@@ -1,10 +1,10 @@
 """How something is trained: the methods there are, what each takes, and what it is called; without torch."""
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from isaac_lab.records import installed
 from isaac_lab.trial import Trial, TrialError
 
 
@@ -14,23 +14,13 @@ class UnableError(TrialError):
 
 @dataclass(frozen=True)
 class Method:
-    """An optimizer as the laboratory uses it.
+    """An optimizer as the laboratory uses it."""
 
-    Args:
-        title: For tables and pictures.
-        takes: Settings besides the learning rate.
-        package: The distribution that it comes from.
-        module: The module to import for it; "" for torch.
-        captured: Whether a CUDA graph can hold its step.
-        stacks: Whether an ensemble can train with it.
-    """
-
-    title: str
-    takes: tuple[str, ...] = ()
-    package: str = "torch"
-    module: str = ""
-    captured: bool = True
-    stacks: bool = False
+    title: str  # for tables and pictures
+    takes: tuple[str, ...] = ()  # settings besides the learning rate
+    package: str = "torch"  # the distribution that it comes from, and the module is called the same
+    captured: bool = True  # whether a CUDA graph can hold its step
+    stacks: bool = False  # whether an ensemble can train with it
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -46,9 +36,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "muon": Method("Muon + AdamW", ("decays", "second_rate", "weight_decay")),
         "soap": Method("SOAP", ("beta2", "decays", "weight_decay")),
         # It draws on the host when to renew its factors.
-        "kron": Method(
-            "Kron-PSGD", ("decays", "momentum", "weight_decay"), "pytorch_optimizer", "pytorch_optimizer", captured=False
-        ),
+        "kron": Method("Kron-PSGD", ("decays", "momentum", "weight_decay"), "pytorch_optimizer", captured=False),
         # Its inverses read an error flag back from the device, which a CUDA graph cannot.
         "kfac": Method(
             "K-FAC", ("curvature", "damping", "every", "layers", "momentum", "natural", "weight_decay"), captured=False
@@ -58,6 +46,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 #: Settings of the loop, which every method takes: the largest norm of the gradient, what a schedule needs, and after which of
 #: the measured steps a picture of the network is kept.
 SHARED = ("learning_rate", "clip", "drop", "drops", "floor", "frames", "warm_up")
+#: Settings that are words, and which.
+WORDS = {"curvature": ("sampled", "empirical"), "decays": ("all", "matrices")}
 #: What may stand after a "+", and what it takes: ζ*, or ζ where there is an output damping; the line `isaac.attach(model)` with
 #: nothing else; and FOOF.
 CONDITIONINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -85,10 +75,8 @@ def check(trial: Trial) -> None:
     for name, value in trial.settings:
         if name not in allowed:
             raise TrialError(f"{trial.method} takes no {name}; it takes {', '.join(sorted(allowed))}")
-        if name == "curvature" and value not in ("sampled", "empirical"):
-            raise TrialError(f"curvature must be sampled or empirical, got {value!r}")
-        if name == "decays" and value not in ("all", "matrices"):
-            raise TrialError(f"decays must be all or matrices, got {value!r}")
+        if name in WORDS and value not in WORDS[name]:
+            raise TrialError(f"{name} must be {' or '.join(WORDS[name])}, got {value!r}")
 
 
 def capturable(trial: Trial) -> bool:
@@ -102,5 +90,4 @@ def capturable(trial: Trial) -> bool:
 def missing(trial: Trial) -> str:
     """What has to be installed for a run, or ""."""
     method, _ = find(trial.method)
-    there = not method.module or importlib.util.find_spec(method.module) is not None
-    return "" if there else f"{method.package} is not installed"
+    return "" if method.package == "torch" or installed(method.package) else f"{method.package} is not installed"

@@ -11,23 +11,8 @@ from torch.nn import functional as F
 AUTOENCODER = (784, 1000, 500, 30, 500, 1000, 784)
 
 
-def relu_network(inputs: int, outputs: int, *, width: int = 400, depth: int = 5) -> nn.Sequential:
-    """The paper's fully connected network: `depth` linear layers, named fc1, fc2, …, with ReLU between them.
-
-    Args:
-        inputs: Size of one input row.
-        outputs: Size of one output row.
-        width: Units of each hidden layer.
-        depth: Number of linear layers.
-    """
-    for name, value in {"inputs": inputs, "outputs": outputs, "width": width, "depth": depth}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be >= 1, got {value}")
-    return relu_layers([inputs, *[width] * (depth - 1), outputs])
-
-
 def relu_layers(sizes: Sequence[int]) -> nn.Sequential:
-    """Linear layers from each size to the next, named fc1, fc2, …, with ReLU between them."""
+    """The paper's fully connected networks: linear layers from each size to the next, fc1, fc2, …, with ReLU between them."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
         layers[f"fc{number}"] = nn.Linear(fan_in, fan_out)
@@ -37,15 +22,7 @@ def relu_layers(sizes: Sequence[int]) -> nn.Sequential:
 
 
 class EncoderClassifier(nn.Module):
-    """The shape of BERT: token embedding, transformer encoder, and a classifier on the first position.
-
-    Args:
-        layers: Number of encoder layers; BERT has 12.
-        width: Features of a position.
-        heads: Attention heads.
-        vocabulary: Number of tokens.
-        classes: Number of classes.
-    """
+    """The shape of BERT, which has 12 layers: token embedding, transformer encoder, and a classifier on the first position."""
 
     def __init__(
         self, *, layers: int = 2, width: int = 768, heads: int = 12, vocabulary: int = 30522, classes: int = 2
@@ -67,12 +44,7 @@ class EncoderClassifier(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 for images of 32 × 32: a 3 × 3 stem and no pooling before the first stage.
-
-    Args:
-        classes: Number of classes.
-        width: Channels of the first stage; each of the four stages doubles them.
-    """
+    """ResNet-18 for images of 32 × 32: a 3 × 3 stem and no pooling before the first of four stages; each doubles the width."""
 
     def __init__(self, *, classes: int = 10, width: int = 64) -> None:
         super().__init__()

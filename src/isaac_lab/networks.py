@@ -75,7 +75,8 @@ class Alone:
             if not self._captured:
                 part.load_state_dict(saved)
             elif isinstance(part, torch.optim.Optimizer):
-                _fill(part, saved)
+                for number, name, value in _kept(part):
+                    value.copy_(saved["state"][number][name])
         self.prepared.forget_rate()
         self.prepared.done = state["done"]
         torch.set_rng_state(state["random"]["cpu"])
@@ -177,11 +178,7 @@ class Stacked:
 class Graphs:
     """A step that replays the CUDA graph of its batch's shape, such as sentences padded to the longest of a few.
 
-    A shape that comes seldom never gets one: its first steps run as they are. So do steps that do something now and then.
-
-    Args:
-        prepared: Whose training steps.
-        warmup: Steps of a shape that run as they are.
+    A shape that comes seldom never gets one: its first steps, `warmup` of them, run as they are. So do special ones.
     """
 
     def __init__(self, prepared: Prepared, warmup: int) -> None:
@@ -226,9 +223,7 @@ def _unseen(model: nn.Module, stateful: Sequence[Any], seed: int) -> Iterator[No
     yield
     with torch.no_grad():
         for name, tensor in _tensors(model, stateful).items():
-            if name in start:
-                tensor.copy_(start[name])
-            else:
+            if name not in start:
                 tensor.zero_()
         for name, tensor in model.state_dict().items():
             tensor.copy_(start[name])
@@ -240,18 +235,14 @@ def _tensors(model: nn.Module, stateful: Sequence[Any]) -> dict[str, Tensor]:
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for place, part in enumerate(stateful):
         if isinstance(part, torch.optim.Optimizer):
-            parameters = [parameter for group in part.param_groups for parameter in group["params"]]
-            for number, parameter in enumerate(parameters):
-                for name, value in part.state[parameter].items():
-                    if isinstance(value, Tensor):
-                        named[f"optimizer.{place}.{number}.{name}"] = value
+            named |= {f"optimizer.{place}.{number}.{name}": value for number, name, value in _kept(part)}
     return named
 
 
-def _fill(part: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Copy a saved optimizer's tensors into those that a graph works on."""
+def _kept(part: torch.optim.Optimizer) -> Iterator[tuple[int, str, Tensor]]:
+    """The tensors that an optimizer keeps: of which parameter, what, and the tensor."""
     parameters = [parameter for group in part.param_groups for parameter in group["params"]]
     for number, parameter in enumerate(parameters):
         for name, value in part.state[parameter].items():
             if isinstance(value, Tensor):
-                value.copy_(saved["state"][number][name])
+                yield number, name, value

@@ -24,7 +24,7 @@ def generator(*names: object, device: str = "cpu") -> torch.Generator:
 
 @dataclass(frozen=True)
 class _Given:
-    """The likelihood of a mean loss, with labels that given numbers decide."""
+    """The likelihood of a mean loss, with labels that given numbers decide: shared by all copies, or for each of them."""
 
     numbers: Tensor
     reduction: Literal["mean"] = "mean"
@@ -39,12 +39,7 @@ class _Given:
 
 
 class GivenUniform(_Given):
-    """Of a mean cross-entropy: labels are drawn by inverting their distribution at uniform numbers.
-
-    Args:
-        numbers: Between 0 and 1 (*copies batch); one for each example of the batch, shared by all copies, or for each
-            copy and example.
-    """
+    """Of a mean cross-entropy: labels are drawn by inverting their distribution at uniform numbers (*copies batch)."""
 
     @staticmethod
     def draw(batch: int, outputs: int, random: torch.Generator) -> Float[Tensor, " batch"]:
@@ -61,12 +56,7 @@ class GivenUniform(_Given):
 
 
 class GivenNormal(_Given):
-    """Of a mean squared error.
-
-    Args:
-        numbers: Standard normal (*copies batch outputs); one for each output of each example, shared by all copies, or
-            for each copy too.
-    """
+    """Of a mean squared error, by standard normal numbers (*copies batch outputs)."""
 
     @staticmethod
     def draw(batch: int, outputs: int, random: torch.Generator) -> Float[Tensor, "batch outputs"]:

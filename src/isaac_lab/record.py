@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isaac_lab import lines
-from isaac_lab.records import StoreError, write_whole
+from isaac_lab.records import StoreError, read_json, write_whole
 from isaac_lab.trial import Trial, TrialError
 
 FORMAT = "isaac-newton trials 1"
@@ -23,25 +23,18 @@ Point = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """A run that ended.
-
-    Args:
-        trial: What was run.
-        status: "finished" or "diverged".
-        curve: By quantity a column, "step" the first; None where a number is not finite.
-        seconds_per_step: Of the training steps, of all networks that were trained together.
-        about: Commit, versions, machine, data, arithmetic, mode, executor: what many runs have in common.
-        time: When it ended.
-        digest: Of the final weights; "" where nobody took it.
-    """
+    """A run that ended."""
 
     trial: Trial
-    status: str
+    status: str  # "finished" or "diverged"
+    #: By quantity a column, "step" the first; None where a number is not finite.
     curve: Mapping[str, Sequence[float | None]]
+    #: Of the training steps, of all networks that were trained together.
     seconds_per_step: float | None = None
+    #: Commit, versions, machine, data, arithmetic, mode, executor: what many runs have in common.
     about: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    time: str = ""
-    digest: str = ""
+    time: str = ""  # when it ended
+    digest: str = ""  # of the final weights; "" where nobody took it
 
     @cached_property
     def points(self) -> list[dict[str, Any]]:
@@ -62,19 +55,40 @@ class Record:
         values = self.column(name)
         return values[-1] if self.finished and values and math.isfinite(values[-1]) else math.inf
 
+    def as_json(self) -> dict[str, Any]:
+        """A line without what many runs have in common."""
+        line: dict[str, Any] = {"trial": self.trial.as_json(), "status": self.status}
+        line["curve"] = {name: list(column) for name, column in self.curve.items()}
+        line |= {"seconds_per_step": self.seconds_per_step, "time": self.time}
+        return line | ({"digest": self.digest} if self.digest else {})
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], about: Mapping[str, Any]) -> "Record":
+        """What `as_json` gave; a TrialError says what is wrong with it."""
+        for name in ("trial", "curve"):
+            if not isinstance(value.get(name), dict):
+                raise TrialError(f"it has no {name}")
+        if value.get("status") not in ("finished", "diverged"):
+            raise TrialError(f"status must be finished or diverged, got {value.get('status')!r}")
+        curve = value["curve"]
+        if "step" not in curve or len({len(column) for column in curve.values()}) != 1:
+            raise TrialError("its curve must have a column of steps, and columns of one length")
+        if value["status"] == "finished" and not curve["step"]:
+            raise TrialError("it is finished, and was never measured")
+        ends = value.get("seconds_per_step"), about, value.get("time", ""), value.get("digest", "")
+        return cls(Trial.from_json(value["trial"]), value["status"], curve, *ends)
+
 
 class Store:
     """The runs of a study at a scale: `trials.jsonl`, and beside it `times.jsonl`, `about.json` and checkpoints.
 
-    One process writes at a time, and only within `writing`.
-
-    Args:
-        folder: Nothing is written before the first run has ended.
+    One process writes at a time, and only within `writing`. Nothing is written before the first run has ended.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.path = self.folder / "trials.jsonl"
+        self._times, self._about = self.folder / "times.jsonl", self.folder / "about.json"
         self._seen: tuple[int, int] | None = None
         self._records: dict[str, Record] = {}
         self._abouts: dict[str, Mapping[str, Any]] = {}
@@ -86,7 +100,7 @@ class Store:
         with lines.locked(self.folder, command):
             self._writes = True
             try:
-                yield [said for path in (self.path, self.folder / "times.jsonl") if (said := lines.mend(path))]
+                yield [said for path in (self.path, self._times) if (said := lines.mend(path))]
             finally:
                 self._writes = False
 
@@ -119,7 +133,7 @@ class Store:
                 self._abouts[name] = record.about
                 new.append({"about": name, **record.about})
             self._records[record.trial.key] = record
-            new.append(_line(record, name))
+            new.append({**record.as_json(), "by": name})
         try:
             if new:
                 lines.append(self.path, new, format=FORMAT)
@@ -130,38 +144,31 @@ class Store:
 
     def checkpoint(self, trials: Sequence[Trial]) -> "Checkpoint":
         """Where runs that are trained together are kept until they end."""
-        return Checkpoint(
-            self.folder / "checkpoints" / f"{_name({'keys': [trial.key for trial in trials]})}.checkpoint", trials
-        )
+        name = _name({"keys": [trial.key for trial in trials]})
+        return Checkpoint(self.folder / "checkpoints" / f"{name}.checkpoint", trials)
 
     def begun(self) -> list[list[Trial]]:
         """Groups of runs that were begun together, and can go on."""
-        found = []
-        for path in sorted((self.folder / "checkpoints").glob("*.trials")):
-            if path.with_suffix(".checkpoint").exists():
-                found.append([Trial.from_json(one) for one in read_json(path)["trials"]])
-        return found
+        found = sorted((self.folder / "checkpoints").glob("*.trials"))
+        whole = [read_json(path)["trials"] for path in found if path.with_suffix(".checkpoint").exists()]
+        return [[Trial.from_json(one) for one in trials] for trials in whole]
 
     @property
     def about(self) -> dict[str, Any]:
         """What about.json says: settings, seeds, the calls that trained; empty where there is none."""
-        path = self.folder / "about.json"
-        return read_json(path) if path.exists() else {}
+        return read_json(self._about) if self._about.exists() else {}
 
     def note(self, about: Mapping[str, Any]) -> None:
         """Write about.json."""
-        text = json.dumps(dict(about), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        write_whole(self.folder / "about.json", text.encode())
+        write_whole(self._about, json.dumps(dict(about), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
     def times(self) -> dict[str, dict[str, Any]]:
         """Records of the times of steps, by name; of several with one name the last."""
-        return {
-            value.pop("times"): value for _, value in lines.read(self.folder / "times.jsonl", format=TIMES, torn=self._writes)
-        }
+        return {value.pop("times"): value for _, value in lines.read(self._times, format=TIMES, torn=self._writes)}
 
     def add_times(self, name: str, record: Mapping[str, Any]) -> None:
         """Keep the times of steps."""
-        lines.append(self.folder / "times.jsonl", [{"times": name, **record}], format=TIMES)
+        lines.append(self._times, [{"times": name, **record}], format=TIMES)
 
     def _read(self) -> None:
         """What is in the file, unless that is known already."""
@@ -169,47 +176,31 @@ class Store:
         if signature == self._seen:
             return
         abouts: dict[str, Mapping[str, Any]] = {}
-        found: dict[str, tuple[int, dict[str, Any], Trial]] = {}
+        found: dict[str, tuple[int, Record]] = {}
         damage = []
         for number, value in lines.read(self.path, format=FORMAT, torn=self._writes):
             try:
                 if "about" in value:
                     abouts[str(value.pop("about"))] = value
                     continue
-                trial = Trial.from_json(_taken(value, "trial", dict))
-                _check_curve(value)
-                if trial.key in found and found[trial.key][1]["curve"] != value["curve"]:
-                    raise TrialError(f"it is another result of the run of line {found[trial.key][0]}; remove one of them")
-                found.setdefault(trial.key, (number, value, trial))
+                if value.get("by") not in abouts:
+                    raise TrialError(f"nothing before it says where it comes from ({value.get('by')!r})")
+                record = Record.from_json(value, abouts[value["by"]])
+                first, known = found.setdefault(record.trial.key, (number, record))
+                if known.curve != record.curve:
+                    raise TrialError(f"it is another result of the run of line {first}; remove one of them")
             except (TrialError, TypeError, AttributeError) as error:
                 damage.append(f"{self.path}, line {number}: it is no record that this version writes: {error}")
-        for number, value, _ in found.values():
-            if value.get("by") not in abouts:
-                damage.append(f"{self.path}, line {number}: nothing says where it comes from ({value.get('by')!r})")
         if damage:
             raise StoreError("\n".join(damage))
-        self._abouts = abouts
-        self._records = {
-            key: Record(
-                trial,
-                value["status"],
-                value["curve"],
-                value.get("seconds_per_step"),
-                abouts[value["by"]],
-                value.get("time", ""),
-                value.get("digest", ""),
-            )
-            for key, (_, value, trial) in found.items()
-        }
+        self._abouts, self._records = abouts, {key: record for key, (_, record) in found.items()}
         self._seen = signature
 
 
 class Checkpoint:
     """The state of runs that have not ended; there as a whole or not at all, and never in git.
 
-    Args:
-        path: Its file. Beside it stands one that says which runs it is of.
-        trials: These.
+    Beside its file stands one that says which runs it is of.
     """
 
     def __init__(self, path: Path, trials: Sequence[Trial]) -> None:
@@ -236,15 +227,13 @@ class Checkpoint:
         # In memory first: torch's own writer ends the process on a full disk.
         file = io.BytesIO()
         torch.save(dict(state), file)
-        about = json.dumps({"trials": [trial.as_json() for trial in self._trials]})
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path.with_suffix(".trials"), about.encode())
+            about = {"trials": [trial.as_json() for trial in self._trials]}
+            write_whole(self._path.with_suffix(".trials"), json.dumps(about))
             write_whole(self._path, file.getvalue())
         except OSError as error:
-            raise StoreError(
-                f"cannot write a checkpoint to {self._path.parent}: {error.strerror or error}. What has ended is kept"
-            ) from None
+            reason = error.strerror or error
+            raise StoreError(f"cannot write a checkpoint to {self._path.parent}: {reason}. What has ended is kept") from None
 
     def remove(self) -> None:
         """The runs have ended."""
@@ -257,43 +246,8 @@ def rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file; one that is damaged is named."""
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {path}: {error}. Restore the file") from None
-    if not isinstance(known, dict):
-        raise StoreError(f"{path} is not a record")
-    return known
-
-
 def _name(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _line(record: Record, about: str) -> dict[str, Any]:
-    line: dict[str, Any] = {"trial": record.trial.as_json(), "status": record.status}
-    line["curve"] = {name: list(column) for name, column in record.curve.items()}
-    line |= {"seconds_per_step": record.seconds_per_step, "time": record.time}
-    return line | ({"digest": record.digest} if record.digest else {}) | {"by": about}
-
-
-def _taken(value: Mapping[str, Any], name: str, kind: type) -> Any:
-    if not isinstance(value.get(name), kind):
-        raise TrialError(f"it has no {name}")
-    return value[name]
-
-
-def _check_curve(value: Mapping[str, Any]) -> None:
-    """Columns of one length, with a step for each measurement."""
-    if value.get("status") not in ("finished", "diverged"):
-        raise TrialError(f"status must be finished or diverged, got {value.get('status')!r}")
-    curve = _taken(value, "curve", dict)
-    if "step" not in curve or len({len(column) for column in curve.values()}) != 1:
-        raise TrialError("its curve must have a column of steps, and columns of one length")
-    if value["status"] == "finished" and not curve["step"]:
-        raise TrialError("it is finished, and was never measured")
 
 
 def _signature(path: Path) -> tuple[int, int] | None:

@@ -20,12 +20,9 @@ class StoreError(Exception):
 
 
 def origin(*, threads: int, packages: Iterable[str] = ("torch",), device: str = "cpu") -> dict[str, Any]:
-    """What ran, on what, when; nothing that names the machine or its user.
+    """What ran, on what (with "cuda" also the GPU), in how many threads, when; nothing that names the machine or its user.
 
-    Args:
-        threads: How many threads torch computes with.
-        packages: Distributions whose versions matter; one that is not installed is recorded as None.
-        device: "cpu" or "cuda"; with "cuda" the GPU and the CUDA version are recorded too.
+    Of packages that matter the versions are recorded; None where one is not installed.
     """
     import isaac_newton  # and torch, which takes seconds: those who only write files need it not
 
@@ -49,7 +46,7 @@ def origin(*, threads: int, packages: Iterable[str] = ("torch",), device: str = 
 
 def write(path: Path, record: dict[str, Any]) -> None:
     """Write a record as JSON."""
-    write_whole(path, (json.dumps(plain(record), indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode())
+    write_whole(path, json.dumps(plain(record), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
@@ -77,18 +74,20 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def read(directory: Path) -> dict[str, dict[str, Any]]:
-    """All records of a directory by file name, oldest first.
-
-    Raises:
-        StoreError: One of them is damaged.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for path in sorted(directory.glob("*.json")):
-        try:
-            found[path.name] = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise StoreError(f"cannot read {path}: {error}. Restore the file, or measure again") from None
+    """All records of a directory by file name, oldest first."""
+    found = {path.name: read_json(path) for path in sorted(directory.glob("*.json"))}
     return dict(sorted(found.items(), key=lambda item: str(item[1].get("time", ""))))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file; one that is damaged is named."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(known, dict):
+            raise ValueError(f"{path.name} is not a record")
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {path}: {error}. Restore the file") from None
+    return known
 
 
 def installed(module: str) -> bool:

@@ -1,7 +1,8 @@
 """What GLUE measures a model by, of scikit-learn and scipy; 0 where one of both sides does not vary, which they leave open."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from jaxtyping import Num
 from scipy import stats
@@ -9,49 +10,26 @@ from sklearn import metrics
 from torch import Tensor
 
 
-def accuracy(predicted: Num[Tensor, " n"], labels: Num[Tensor, " n"]) -> float:
-    """The share of predictions that are right."""
-    return float(metrics.accuracy_score(*_classes(predicted, labels)))
-
-
-def f1(predicted: Num[Tensor, " n"], labels: Num[Tensor, " n"]) -> float:
-    """Harmonic mean of precision and recall of class 1; 0 where it is neither predicted nor there."""
-    return float(metrics.f1_score(*_classes(predicted, labels), zero_division=0.0))
-
-
-def matthews(predicted: Num[Tensor, " n"], labels: Num[Tensor, " n"]) -> float:
-    """Correlation of two classes, -1 to 1."""
-    true, found = _classes(predicted, labels)
-    return 0.0 if len(set(true)) == 1 or len(set(found)) == 1 else float(metrics.matthews_corrcoef(true, found))
-
-
-def pearson(predicted: Num[Tensor, " n"], scores: Num[Tensor, " n"]) -> float:
-    """Linear correlation, -1 to 1; NaN where one is not finite."""
-    return _correlation(stats.pearsonr, predicted, scores)
-
-
-def spearman(predicted: Num[Tensor, " n"], scores: Num[Tensor, " n"]) -> float:
-    """Linear correlation of the ranks, the mean rank for equal values."""
-    return _correlation(stats.spearmanr, predicted, scores)
-
-
-def _correlation(correlation: Callable[..., tuple[float, float]], predicted: Tensor, scores: Tensor) -> float:
-    _check(predicted, scores)
-    x, y = predicted.double().cpu(), scores.double().cpu()
-    if not (x.isfinite().all() and y.isfinite().all()):
-        return math.nan
-    if x.amin() == x.amax() or y.amin() == y.amax():
-        return 0.0
-    return float(correlation(x.numpy(), y.numpy())[0])
-
-
-def _classes(predicted: Tensor, labels: Tensor) -> tuple[list[int], list[int]]:
-    """Labels and predictions."""
+def _of_classes(score: Callable[..., float], predicted: Num[Tensor, " n"], labels: Num[Tensor, " n"]) -> float:
+    """Of two classes, 0 and 1."""
     _check(predicted, labels)
     true, found = labels.tolist(), predicted.tolist()
     if not {*true, *found} <= {0, 1}:
         raise ValueError("predictions and labels must be 0 or 1")
-    return true, found
+    return float(score(true, found))
+
+
+def _matthews(true: list[int], found: list[int]) -> float:
+    return 0.0 if len(set(true)) == 1 or len(set(found)) == 1 else metrics.matthews_corrcoef(true, found)
+
+
+def _correlation(score: Callable[..., tuple[float, float]], predicted: Num[Tensor, " n"], labels: Num[Tensor, " n"]) -> float:
+    """From -1 to 1; NaN where a number is not finite."""
+    _check(predicted, labels)
+    x, y = predicted.double().cpu(), labels.double().cpu()
+    if not (x.isfinite().all() and y.isfinite().all()):
+        return math.nan
+    return 0.0 if x.amin() == x.amax() or y.amin() == y.amax() else float(score(x.numpy(), y.numpy())[0])
 
 
 def _check(predicted: Tensor, labels: Tensor) -> None:
@@ -59,3 +37,13 @@ def _check(predicted: Tensor, labels: Tensor) -> None:
         raise ValueError(
             f"predictions {tuple(predicted.shape)} and labels {tuple(labels.shape)} must be two equal rows, not empty"
         )
+
+
+#: Each takes predictions and labels.
+SCORES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
+    "matthews": partial(_of_classes, _matthews),
+    "accuracy": partial(_of_classes, metrics.accuracy_score),
+    "f1": partial(_of_classes, partial(metrics.f1_score, zero_division=0.0)),
+    "pearson": partial(_correlation, stats.pearsonr),
+    "spearman": partial(_correlation, stats.spearmanr),
+}

@@ -23,26 +23,17 @@ def lowest(quantity: str) -> Callable[[Record], float]:
 
 @dataclass(frozen=True)
 class Search:
-    """One round, equally many runs for every method.
+    """One round, equally many runs for every method."""
 
-    Args:
-        candidates: The runs, from the best of the round before; None in the first round.
-        value: What decides, lower is better; infinite where a run diverged.
-    """
-
+    #: From the best of the round before; None in the first round.
     candidates: Callable[[Trial | None], Sequence[Trial]]
+    #: What decides, lower is better; infinite where a run diverged.
     value: Callable[[Record], float]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A sector of a grid, a curve, a method in a race.
-
-    Args:
-        name: What tables, files and claims call it.
-        finals: The runs that are shown, with what was chosen; cells and seeds.
-        search: Rounds.
-    """
+    """A sector of a grid, a curve, a method in a race: rounds of search, and the runs that are shown, with what was chosen."""
 
     name: str
     finals: Callable[[Trial | None], Sequence[Trial]]
@@ -51,21 +42,16 @@ class Arm:
 
 @dataclass(frozen=True)
 class Result:
-    """What the records say of an arm.
+    """What the records say of an arm."""
 
-    Args:
-        best: The run whose settings were chosen in the last round that has ended; None where there is none yet, or where all of
-            a round diverged.
-        tried: Of each round that was begun, the runs with their values; those that have a record.
-        runs: The records of the final runs that are there, in their order.
-        due: What is to be run next.
-        lost: Whether all of a round diverged, so that nothing is left to be run.
-    """
-
+    #: The run whose settings were chosen in the last round that has ended, if any; none where all of a round diverged.
     best: Trial | None
+    #: Of each round that was begun, the runs that have a record, with their values.
     tried: tuple[Mapping[Trial, float], ...]
+    #: Of the final runs, in their order; and what is to be run next.
     runs: tuple[Record, ...]
     due: tuple[Trial, ...]
+    #: Whether all of a round diverged, so that nothing is left to be run.
     lost: bool = False
 
     @property
@@ -101,11 +87,7 @@ def resolve(arm: Arm, kept: Kept) -> Result:
 
 def by_seed(seeds: int, runs: Callable[[int], Sequence[Trial]]) -> list[Arm]:
     """An arm for each seed: every method at one before the next, so that a slow minute of the machine strikes all of them."""
-
-    def arm(seed: int) -> Arm:
-        return Arm(f"seed {seed}", lambda _: runs(seed))
-
-    return [arm(seed) for seed in range(seeds)]
+    return [Arm(f"seed {seed}", lambda _, seed=seed: runs(seed)) for seed in range(seeds)]  # type: ignore[misc]
 
 
 def outstanding(arms: Sequence[Arm], kept: Kept) -> list[Trial]:

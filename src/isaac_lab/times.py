@@ -35,26 +35,16 @@ def measure(
     folder: Path | None = None,
     tick: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """A record with the time of a step of each of these runs.
+    """A record with the time of a step of each of these runs, by name; the first is what ratios are relative to.
 
-    Args:
-        trials: By name; the first is what ratios are relative to.
-        device: "cpu" or "cuda".
-        captured: Whether the steps are CUDA graphs; those that cannot be are left out.
-        rounds: How often they take turns; at least as often as there are captures.
-        turn: About how many seconds a method's turn takes.
-        folder: Where data sets are looked for first.
-        tick: Called after each round.
+    Where the steps are to be captured, those that cannot be CUDA graphs are left out. `rounds` is how often they take turns of
+    about so many seconds, at least as often as there are captures; `tick` is called after each round.
     """
     workloads = {name: load(trial, device=device, folder=folder) for name, trial in trials.items()}
-    left_out: dict[str, str] = {}
-    for name, trial in trials.items():
-        reason = methods.unable(trial, workloads[name])
-        if not reason and captured and not method.capturable(trial):
-            reason = "cannot be a CUDA graph"
-        if reason:
-            left_out[name] = reason
-    able = {name: trial for name, trial in trials.items() if name not in left_out}
+    reasons = {name: methods.unable(trial, workloads[name]) for name, trial in trials.items()}
+    if captured:
+        reasons |= {n: "cannot be a CUDA graph" for n, t in trials.items() if not (reasons[n] or method.capturable(t))}
+    able = {name: trial for name, trial in trials.items() if not reasons[name]}
     first = workloads[next(iter(able))]
     captures = min(CAPTURES, rounds) if captured else 1
     seconds: dict[str, list[float]] = {name: [] for name in able}
@@ -84,7 +74,7 @@ def measure(
         "settings": {"rounds": rounds, "turn_seconds": turn, "captures": captures if captured else 0},
         **origin(threads=torch.get_num_threads(), packages=tuple(packages), device=device),
         "methods": entries,
-        "left_out": left_out,
+        "left_out": {name: reason for name, reason in reasons.items() if reason},
         # Seconds until the first step that is timed can begin: what is made, compiled and captured.
         "ready": {name: round(own, 3) for name, own in ready.items()},
     }
@@ -110,7 +100,7 @@ def start(trial: Trial, workload: Workload, device: str) -> str:
     except method.UnableError as error:
         return str(error)
     except Exception as error:
-        if not method.find(trial.method)[0].module:
+        if method.find(trial.method)[0].package == "torch":
             raise
         # Others' code may refuse a network in any way it likes.
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"

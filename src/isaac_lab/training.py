@@ -34,20 +34,16 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """How runs are trained; sent to other processes.
-
-    Args:
-        device: "cpu" or "cuda".
-        tensor_cores: Let a GPU multiply in TF32, also where the workload does not by itself. The inverses do not change.
-        seconds: So many lie between checkpoints.
-        until: When to stop, by `time.time`; None for never.
-        about: What records say of where they come from.
-    """
+    """How runs are trained; sent to other processes."""
 
     device: str = "cpu"
+    #: Let a GPU multiply in TF32, also where the workload does not by itself. The inverses do not change.
     tensor_cores: bool = False
+    #: So many lie between checkpoints.
     seconds: float = 30.0
+    #: When to stop, by `time.time`; None for never.
     until: float | None = None
+    #: What records say of where they come from.
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -59,17 +55,10 @@ def train(
     checkpoint: Checkpoint | None = None,
     tick: Callable[[int, float, list[dict[str, float] | None]], object] = lambda step, seconds, found: None,
 ) -> list[Record]:
-    """Train runs together to their end, from their checkpoint if there is one, and return their records.
+    """Train one run, or several that an ensemble can train, from their checkpoint if there is one; returns their records.
 
-    Args:
-        trials: One run, or several that an ensemble can train.
-        workload: What they train.
-        options: How.
-        checkpoint: Where to go on from, and to save to.
-        tick: Called after each measurement with the step, the seconds spent in steps, and what was measured of each.
-
-    Raises:
-        StoppedError: When time is up; the checkpoint is there.
+    `tick` is called after each measurement with the step, the seconds spent in steps, and what was measured of each. When time
+    is up, a checkpoint is kept and a StoppedError raised.
     """
     with float32_products(tensor_cores=workload.tensor_cores or options.tensor_cores):
         return _Loop(trials, workload, options, checkpoint).run(tick)
@@ -105,8 +94,6 @@ class _Loop:
             if all(self._gone):
                 break
             self._save_now_and_then()
-        if self._checkpoint is not None and not self._first.steps:
-            self._checkpoint.remove()
         return self._records()
 
     def _known(self) -> set[float | None]:
@@ -134,18 +121,15 @@ class _Loop:
         self._seconds += time.perf_counter() - started
 
     def _measure(self) -> list[dict[str, float] | None]:
-        found: list[dict[str, float] | None] = list(self._training.measure())
+        found = [None if gone else own for own, gone in zip(self._training.measure(), self._gone, strict=True)]
         for number, own in enumerate(found):
-            if own is None or self._gone[number]:
-                found[number] = None
+            if own is None:
                 continue
-            columns = self._columns[number]
-            columns["step"].append(self.done)
-            for name, value in own.items():
-                columns.setdefault(name, []).append(rounded(value))
+            row: dict[str, Any] = {"step": self.done, **{name: rounded(value) for name, value in own.items()}}
             if frames := self._first.get("frames", ()):
-                seen = self._workload.picture(self._training.model) if self.done in frames else None
-                columns.setdefault("picture", []).append(seen)
+                row["picture"] = self._workload.picture(self._training.model) if self.done in frames else None
+            for name, value in row.items():
+                self._columns[number].setdefault(name, []).append(value)
             # Written so that NaN is caught.
             if not own["train_loss"] <= LARGEST_LOSS:
                 self._gone[number] = True
@@ -160,10 +144,11 @@ class _Loop:
             raise error
         self._gone[0] = True
 
+    def _is_late(self) -> bool:
+        return self._options.until is not None and time.time() >= self._options.until
+
     def _is_due(self) -> bool:
-        until = self._options.until
-        late = until is not None and time.time() >= until
-        return late or time.monotonic() - self._saved_at >= self._options.seconds
+        return self._is_late() or time.monotonic() - self._saved_at >= self._options.seconds
 
     def _save_now_and_then(self) -> None:
         """A checkpoint where it is time for one; an end where it is time for that. After the last step the records follow."""
@@ -172,7 +157,7 @@ class _Loop:
         state = {"done": self.done, "seconds": self._seconds, "gone": self._gone, "columns": self._columns}
         self._checkpoint.save(state | {"state": self._training.state()})
         self._saved_at = time.monotonic()
-        if self._options.until is not None and time.time() >= self._options.until:
+        if self._is_late():
             raise StoppedError
 
     def _go_on(self, saved: Mapping[str, Any]) -> None:
@@ -190,26 +175,16 @@ class _Loop:
         workload = self._workload
         about = {
             **self._options.about,
-            "data": workload.data,
-            "checksum": workload.checksum,
-            "weights": workload.weights,
-            "arithmetic": workload.arithmetic,
+            **{name: getattr(workload, name) for name in ("data", "checksum", "weights", "arithmetic")},
             "mode": "captured" if self._options.device == "cuda" and method.capturable(self._first) else "eager",
             "copies": len(self._trials),
         }
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return [
-            Record(
-                trial,
-                "diverged" if self._gone[number] else "finished",
-                self._columns[number],
-                rounded(self._seconds / self.done) if self.done else None,
-                about,
-                now,
-                "" if self._gone[number] else _digest(self._training.weights(number)),
-            )
-            for number, trial in enumerate(self._trials)
-        ]
+        pace = rounded(self._seconds / self.done) if self.done else None
+        ends = ["diverged" if gone else "finished" for gone in self._gone]
+        digests = ["" if gone else _digest(self._training.weights(number)) for number, gone in enumerate(self._gone)]
+        rows = zip(self._trials, ends, self._columns, digests, strict=True)
+        return [Record(trial, end, curve, pace, about, now, digest) for trial, end, curve, digest in rows]
 
     def _wait(self) -> None:
         if self._options.device == "cuda":

@@ -27,41 +27,34 @@ class TrialError(ValueError):
 
 @dataclass(frozen=True)
 class Trial:
-    """One training run.
+    """One training run."""
 
-    Args:
-        workload: What is trained, a name of `workload.WORKLOADS`: "mnist-mlp".
-        method: How it is trained, a name that `method.find` knows: "sgd", "adamw+isaac".
-        settings: Numbers of the method: learning_rate, damping, … What is not there is the method's default.
-        variant: In what the workload differs from its usual form: width, batch, data, examples, model.
-        schedule: One of `SCHEDULES`.
-        steps: Training steps.
-        points: How often the network is measured, evenly over the steps; besides, it is measured untrained.
-        seed: Of weights, order and everything random.
-        small: The small form of the workload, for a smoke test.
-        split: One of `SPLITS`. A run that says "validation" never sees the examples for tests.
-        rules: Hash of the rules that the run was made by; other rules make other runs.
-    """
-
+    #: What is trained, a name of `workload.WORKLOADS`, and how, a name that `method.find` knows: "adamw+isaac".
     workload: str
     method: str
+    #: Numbers of the method: learning_rate, damping, … What is not there is the method's default.
     settings: Settings = ()
+    #: In what the workload differs from its usual form: width, batch, data, examples, model.
     variant: Settings = ()
     schedule: str = "constant"
     steps: int = 1000
+    #: How often the network is measured, evenly over the steps; besides, it is measured untrained.
     points: int = 20
+    #: Of weights, order and everything random.
     seed: int = 0
+    #: The small form of the workload, for a smoke test.
     small: bool = False
+    #: A run that says "validation" never sees the examples for tests.
     split: str = "test"
+    #: Hash of the rules that the run was made by; other rules make other runs.
     rules: str = ""
 
     def __post_init__(self) -> None:
         for name in ("settings", "variant"):
             object.__setattr__(self, name, tuple(sorted((str(key), _plain(key, value)) for key, value in getattr(self, name))))
-        if self.schedule not in SCHEDULES:
-            raise TrialError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
-        if self.split not in SPLITS:
-            raise TrialError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
+        for name, known in {"schedule": SCHEDULES, "split": SPLITS}.items():
+            if getattr(self, name) not in known:
+                raise TrialError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         for name, lowest in _LOWEST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
@@ -75,17 +68,15 @@ class Trial:
 
     def get(self, name: str, default: Any = None) -> Any:
         """A setting, else what the variant says, else `default`."""
-        return dict(self.variant).get(name, default) if name not in dict(self.settings) else dict(self.settings)[name]
+        return dict(self.variant + self.settings).get(name, default)
 
     def having(self, **changes: Value | None) -> "Trial":
         """With these settings; None takes one away."""
-        known = dict(self.settings) | changes
-        return replace(self, settings=tuple((name, value) for name, value in known.items() if value is not None))
+        return replace(self, settings=_changed(self.settings, changes))
 
     def varied(self, **changes: Value | None) -> "Trial":
         """With these in the variant; None takes one away."""
-        known = dict(self.variant) | changes
-        return replace(self, variant=tuple((name, value) for name, value in known.items() if value is not None))
+        return replace(self, variant=_changed(self.variant, changes))
 
     @property
     def learning_rate(self) -> float:
@@ -161,6 +152,10 @@ class Trial:
         return cls(**known)
 
 
+def _changed(known: Settings, changes: Mapping[str, Value | None]) -> Settings:
+    return tuple((name, value) for name, value in {**dict(known), **changes}.items() if value is not None)
+
+
 _LETTERS = {"learning_rate": "η", "second_rate": "η₂", "damping": "λ", "output_damping": "λ_g"}
 
 
@@ -176,10 +171,8 @@ def parse(text: str) -> tuple[str, Value]:
             return name, kind(value)
         except ValueError:
             pass
-    parts = value.strip("()[]").split(",")
-    if all(part.strip().isdigit() for part in parts if part.strip()) and "," in value:
-        return name, tuple(int(part) for part in parts if part.strip())
-    return name, value
+    parts = [part.strip() for part in value.strip("()[]").split(",") if part.strip()]
+    return name, tuple(map(int, parts)) if "," in value and all(map(str.isdigit, parts)) else value
 
 
 def _plain(name: Any, value: Any) -> Value:

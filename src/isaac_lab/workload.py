@@ -17,81 +17,50 @@ if TYPE_CHECKING:
 
 #: How a network runs on CUDA where it does not run in float32.
 HALF = "bfloat16 autocast, float32 weights, TF32 in what stays float32"
-#: By name, the file of `workloads/` that makes it.
-WORKLOADS: Mapping[str, str] = {
-    "mnist-mlp": "mlp",
-    "digits-mlp": "mlp",
-    "digits-autoencoder": "mlp",
-    "digits-convolutions": "mlp",
-    "mnist-autoencoder": "mlp",
-    "fashion-autoencoder": "mlp",
-    "cifar-resnet18": "resnet",
-    "char-gpt": "characters",
-    "cola": "glue",
-    "mrpc": "glue",
-    "stsb": "glue",
-    "cola-64": "glue",
-    "mnist-cnn": "convnet",
-    "mnist-vae": "vae",
-    "deep-autoencoder": "autoencoder",
-    "cifar-vit": "vit",
-    "nano-gpt": "characters",
-    "char-lstm": "characters",
-    "fourier-field": "field",
-    "muon-inrs": "field",
-    "relu-field": "field",
-    "siren": "field",
-    "photograph": "field",
+#: By file of `workloads/`, what it makes.
+_FILES = {
+    "mlp": "mnist-mlp digits-mlp digits-autoencoder digits-convolutions mnist-autoencoder fashion-autoencoder",
+    "resnet": "cifar-resnet18 cifar-vit super-resolution",
+    "characters": "char-gpt nano-gpt char-lstm",
+    "glue": "cola mrpc stsb cola-64",
+    "grey": "mnist-cnn mnist-vae deep-autoencoder",
+    "field": "fourier-field muon-inrs relu-field siren photograph",
     "tabular": "tabular",
-    "antiderivative": "operator_net",
-    "cartpole": "ppo",
-    "real-nvp": "flow",
-    "adding-tcn": "temporal",
-    "super-resolution": "superres",
+    "generated": "antiderivative real-nvp adding-tcn",
+    "ppo": "cartpole",
 }
+#: By name, the file that makes it.
+WORKLOADS: Mapping[str, str] = {name: file for file, names in _FILES.items() for name in names.split()}
 
 
 class Workload(abc.ABC):
-    """One problem on one device; loaded once, and used by many runs.
+    """One problem on one device; loaded once, and used by many runs."""
 
-    Attributes:
-        title: For tables and pictures.
-        data: What the numbers are from, for people.
-        checksum: Of the bytes of the data; "" where they are generated.
-        batch: Examples of a step.
-        quantity: What a race is about: "train_loss" or "test_loss".
-        metrics: What is measured besides the losses, by name, with a title for people.
-        flat: Whether it is a chain of linear layers that see rows of one example each, which ζ, K-FAC and
-            the ensemble need; then it is a `workloads.mlp.Network`.
-        drawn: From what K-FAC draws labels where the workload is no such chain, but all of its layers are linear and see rows.
-        last: Name of the last layer.
-        steps: Training steps of an epoch.
-        network: What the variant `model` must say; "" where the workload alone decides what is trained.
-        weights: SHA-256 of pre-trained weights; "" where all are random.
-        tensor_cores: Whether products in float32 may be TF32, which most people allow who train in half precision.
-        arithmetic: In what precision the network runs, for people.
-        original: What `picture` should become; "" where there is none.
-    """
-
-    title: str
-    data: str
-    checksum: str = ""
-    batch: int
-    quantity: str = "train_loss"
+    title: str  # for tables and pictures
+    data: str  # what the numbers are from, for people
+    checksum: str = ""  # of the bytes of the data
+    batch: int  # examples of a step
+    steps: int  # of an epoch
+    #: What is measured besides the losses, by name, with a title for people.
     metrics: Mapping[str, str] = MappingProxyType({})
+    #: Whether it is a chain of linear layers that see rows of one example each, which ζ, K-FAC and the ensemble need: a
+    #: `workloads.mlp.Network`.
     flat: bool = False
+    #: From what K-FAC draws labels where the workload is no such chain, but all of its layers are linear and see rows.
     drawn: "isaac.Likelihood | None" = None
-    last: str
-    steps: int
+    last: str  # name of the last layer
+    #: What the variant `model` must say, and the SHA-256 of pre-trained weights; "" where the workload alone decides.
     network: str = ""
     weights: str = ""
+    #: Whether products in float32 may be TF32, which most people allow who train in half precision.
     tensor_cores: bool = False
-    arithmetic: str = "float32"
-    original: str = ""
+    arithmetic: str = "float32"  # the network's precision, for people
+    original: str = ""  # what `picture` should become
+    _device: str
 
     @abc.abstractmethod
-    def model(self, seed: int) -> "nn.Module":
-        """The network that every run with this seed starts from, on the device and in training mode."""
+    def build(self) -> "nn.Module":
+        """The network, with initial weights from torch's generator."""
 
     @abc.abstractmethod
     def batches(self, seed: int, epoch: int) -> "Iterator[tuple[Tensor, ...]]":
@@ -104,6 +73,10 @@ class Workload(abc.ABC):
     @abc.abstractmethod
     def evaluate(self, model: "nn.Module") -> dict[str, float]:
         """The "train_loss", the "test_loss" and each of `metrics`, in evaluation mode; leaves the model in training mode."""
+
+    def model(self, seed: int) -> "nn.Module":
+        """The network that every run with this seed starts from, on the device and in training mode."""
+        return seeded(self.build, seed).to(self._device)
 
     def mask(self, *batch: "Tensor") -> "Tensor | None":
         """Which positions (samples, length) of a batch feed ISAAC's conditioners; None for all."""
@@ -122,11 +95,11 @@ class Workload(abc.ABC):
 
     def draws(self, seed: int, epoch: int) -> "Iterator[Tensor]":
         """Random numbers for each step of an epoch, from which `likelihood` draws labels; of flat workloads only."""
-        raise TrialError(f"{self.title} draws no labels: ζ and K-FAC are for chains of linear layers")
+        raise NotImplementedError
 
     def likelihood(self, numbers: "Tensor") -> "isaac.Likelihood":
-        """The likelihood of the loss, with labels drawn by these numbers."""
-        raise TrialError(f"{self.title} draws no labels: ζ and K-FAC are for chains of linear layers")
+        """The likelihood of the loss, with labels drawn by these numbers; of flat workloads only."""
+        raise NotImplementedError
 
 
 #: `factory(small, device, folder, **variant)`: whether it has its small form, "cpu" or "cuda", where data are looked for first;
@@ -146,13 +119,7 @@ def registered(name: str, *variant: str) -> Callable[[_Factory], _Factory]:
 
 
 def load(trial: Trial, *, device: str, folder: Path | None = None) -> Workload:
-    """The workload of a run, loaded once in each process.
-
-    Args:
-        trial: Whose workload, variant and size.
-        device: "cpu" or "cuda".
-        folder: Where data sets are looked for first.
-    """
+    """The workload of a run on "cpu" or "cuda", loaded once in each process; data sets are looked for in the folder first."""
     made = _load(trial.workload, trial.small, trial.variant, trial.split, device, folder)
     if trial.get("model", made.network) != made.network:
         raise TrialError(f"the run is of {trial.get('model')!r}, the workload has {made.network!r}")

@@ -33,15 +33,9 @@ def fetch(
 ) -> str | None:
     """Download a parcel from the first mirror that has it right; returns the address, or None if all of it is there.
 
-    Args:
-        parcel: What to get.
-        directory: Where to; made if it is not there. Files that are right stay; others are replaced, once all are checked.
-        mirrors: The addresses of all its parts, for each mirror.
-        tick: Called with the bytes so far and their number in all, if the server tells it.
-
-    Raises:
-        DataError: No mirror has it, with the reason at each.
-        OSError: It cannot be written.
+    Files that are right stay; others are replaced, once all are checked. Where no mirror has it, a DataError has the reason at
+    each. `mirrors` has for each the addresses of all parts; `tick` is called with the bytes so far and their number in all, if
+    the server tells it.
     """
     wanted = [file for file in parcel.files if not _is_right(directory, file)]
     if not wanted:
@@ -68,8 +62,7 @@ def fetch(
 
 def _is_right(directory: Path, file: File) -> bool:
     with contextlib.suppress(DataError):
-        path = places.path(directory, file)
-        return path is not None and bool(contents(path, file))
+        return (path := places.path(directory, file)) is not None and bool(contents(path, file))
     return False
 
 
@@ -99,38 +92,36 @@ def _download(address: str, *, limit: int, tick: Callable[[int, int | None], Non
 
 def _opened(parcel: Parcel, parts: Sequence[bytes], source: str) -> dict[str, bytes]:
     """The bytes of each file in a download, by name, checked; errors name `source`."""
-    if parcel.form == "gzip":
-        (file,) = parcel.files
-        return {file.name: check(unpack(parts[0], file, source), file, source)}
-    if parcel.form == "plain":
-        (file,) = parcel.files
-        return {file.name: check(parts[0], file, source)}
-    found = _mrpc(parts[0], parts[1], source) if parcel.form == "mrpc" else _archive(parcel, parts[0], source)
+    first = parcel.files[0]
+    match parcel.form:
+        case "gzip":
+            return {first.name: check(unpack(parts[0], first, source), first, source)}
+        case "plain":
+            return {first.name: check(parts[0], first, source)}
+        case "mrpc":
+            found = _mrpc(parts[0], parts[1], source)
+        case _:
+            found = _archive(parcel, parts[0], source)
     if lacking := [file.name for file in parcel.files if file.name not in found]:
         raise DataError(f"{source} is incomplete: expected in it {', '.join(lacking)}")
     return {file.name: check(found[file.name], file, f"{file.name} in {source}") for file in parcel.files}
 
 
 def _archive(parcel: Parcel, packed: bytes, source: str) -> dict[str, bytes]:
-    wanted, found = {file.name: file for file in parcel.files}, {}
+    # One byte more than there should be tells a file that is too long, however long it would become.
+    sizes = {file.name: file.size + 1 for file in parcel.files}
     kind = "tar.gz" if parcel.form == "tar" else parcel.form
     try:
-        # One byte more than there should be tells a file that is too long, however long it would become.
         if parcel.form == "tar":
             with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-                for member in archive:
-                    if (file := wanted.get(PurePosixPath(member.name).name)) and (content := archive.extractfile(member)):
-                        found[file.name] = content.read(file.size + 1)
-        else:
-            with zipfile.ZipFile(io.BytesIO(packed)) as archived:
-                for entry in archived.infolist():
-                    if file := wanted.get(PurePosixPath(entry.filename).name):
-                        with archived.open(entry) as content:
-                            found[file.name] = content.read(file.size + 1)
+                members = ((PurePosixPath(member.name).name, archive.extractfile(member)) for member in archive)
+                return {name: content.read(sizes[name]) for name, content in members if name in sizes and content}
+        with zipfile.ZipFile(io.BytesIO(packed)) as archived:
+            entries = ((PurePosixPath(entry.filename).name, entry) for entry in archived.infolist())
+            return {name: archived.open(entry).read(sizes[name]) for name, entry in entries if name in sizes}
     # An encrypted member is a RuntimeError, a method of compression that Python lacks a NotImplementedError.
     except (gzip.BadGzipFile, zlib.error, tarfile.TarError, zipfile.BadZipFile, EOFError, RuntimeError) as error:
         raise DataError(f"{source} is corrupt: expected a {kind} archive, but: {error}") from None
-    return found
 
 
 def _mrpc(corpus: bytes, held_out: bytes, source: str) -> dict[str, bytes]:

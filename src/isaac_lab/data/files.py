@@ -1,7 +1,4 @@
-"""A file of a data set: its name, size and checksum, and how its bytes are read and checked.
-
-Nothing here imports torch, so that the commands that only look at files answer at once.
-"""
+"""A file of a data set: its name, size and checksum, and how its bytes are read and checked; without torch."""
 
 import gzip
 import hashlib
@@ -17,12 +14,9 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class File:
-    """A file, as it is or compressed with the ending `.gz`.
+    """A file, as it is or compressed with the ending `.gz`, which its name has not.
 
-    Attributes:
-        name: Without `.gz`.
-        size: Bytes when decompressed.
-        md5: Of the decompressed bytes. They are what counts: compressed again, the same data is another file.
+    Size and checksum are of the decompressed bytes. They are what counts: compressed again, the same data is another file.
     """
 
     name: str

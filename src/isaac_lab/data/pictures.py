@@ -18,15 +18,9 @@ NAMES, LARGEST = ("flower", "china", GENERATED), 426
 
 
 def load(name: str, side: int, folder: Path | None = None) -> Float[Tensor, "side side 3"]:
-    """A square from the middle of a picture, between 0 and 1.
+    """A square from the middle of one of `NAMES`, between 0 and 1, with an even number of pixels on a side.
 
-    Args:
-        name: One of `NAMES`.
-        side: Its pixels, an even number.
-        folder: Looked at first for pictures/NAME.png, which a machine without scikit-learn needs.
-
-    Raises:
-        DataError: What is needed to read it is not installed.
+    A machine without scikit-learn needs the file pictures/NAME.png in the folder, or where other data are.
     """
     if name not in NAMES or not 2 <= side <= LARGEST or side % 2:
         raise TrialError(f"a picture is {', '.join(NAMES)} with an even side up to {LARGEST}, got {name!r} and {side}")

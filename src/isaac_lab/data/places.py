@@ -54,10 +54,9 @@ def missing(name: str, directory: Path) -> list[str]:
 
 
 def read(name: str, folder: Path | None = None) -> Iterator[bytes]:
-    """The bytes of each file of a set, checked, from the first place that has it.
+    """The bytes of each file of a set, checked, from the first place that has it: the folder, `ISAAC_DATA`, the cache.
 
-    Raises:
-        DataError: With the place and the way to get the files, where one is missing or not as it should be.
+    Where a file is missing or not as it should be, a DataError has the place and the way to get it.
     """
     looked_at = places(folder)
     place, directory = next(((place, found) for place in looked_at if (found := find(name, place))), (None, None))

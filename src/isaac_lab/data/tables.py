@@ -25,12 +25,7 @@ WORDS = ("cut", "color", "clarity")
 class Columns:
     """Rows of a table: what is known of each, and the number to predict, neither scaled.
 
-    Attributes:
-        title: For people.
-        numbers: Columns of numbers.
-        kinds: Columns of zeros and ones, one for each word of a column of words.
-        target: The number to predict.
-        checksum: MD5 of the bytes.
+    A column of words is one of zeros and ones in `kinds` for each of its words.
     """
 
     title: str
@@ -41,15 +36,7 @@ class Columns:
 
 
 def load(name: str, folder: Path | None = None) -> Columns:
-    """Read a table and check every byte of it.
-
-    Args:
-        name: One of `NAMES`.
-        folder: Looked at first for the file, before `ISAAC_DATA` and the cache. Diabetes needs none.
-
-    Raises:
-        DataError: There is no such table, or its file is missing or corrupt.
-    """
+    """One of `NAMES`, read as `places.read` does; diabetes needs no file."""
     if name == DIABETES:
         return _diabetes()
     if name != DIAMONDS:

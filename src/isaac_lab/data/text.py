@@ -1,30 +1,27 @@
 """Tasks on sentences, behind one `load`: three of GLUE from their tsv files, and three small ones that are generated."""
 
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from isaac_lab.data import places, toy_text
+from isaac_lab.data import places
 from isaac_lab.data.catalogue import GENERATED, GLUE, SETS
 from isaac_lab.data.files import DataError, md5
 
 #: Is this a sentence of the language? Do both say the same? How similar is what they say?
 Kind = Literal["acceptability", "paraphrase", "similarity"]
 NAMES = (*GLUE, "toy-cola", "toy-mrpc", "toy-stsb")
-
 KINDS: Mapping[str, Kind] = MappingProxyType({"cola": "acceptability", "mrpc": "paraphrase", "stsb": "similarity"})
 
 
 @dataclass(frozen=True)
 class Split:
-    """Sentences, or pairs of them, with a label each; all tuples of one length.
+    """Sentences, or the first and the second of each pair, with a label each; all tuples of one length.
 
-    Attributes:
-        first: The sentences, or the first of each pair.
-        second: The second of each pair; None where the task has single sentences.
-        labels: 0 or 1 (1 for acceptable, and for the same meaning), or a score from 0.0 to 5.0 for similarity.
+    A label is 0 or 1 (1 for acceptable, and for the same meaning), or a score from 0.0 to 5.0 for similarity.
     """
 
     first: tuple[str, ...]
@@ -34,19 +31,15 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def of(self, numbers: Sequence[int]) -> "Split":
+        """These examples."""
+        columns: Any = (own and tuple(own[number] for number in numbers) for own in (self.first, self.second, self.labels))
+        return Split(*columns)
+
 
 @dataclass(frozen=True)
 class TextTask:
-    """A task on sentences: what is asked, what to train on, what to measure on.
-
-    Attributes:
-        name: One of `NAMES`.
-        title: For people; it says when the sentences are generated.
-        kind: What is asked.
-        train: To train on.
-        dev: To measure on; GLUE's test labels are not public.
-        checksum: MD5 that stands for all the bytes, so that a record can say what it is from.
-    """
+    """A task on sentences: what is asked, what to train on, what to measure on (GLUE's test labels are not public)."""
 
     name: str
     title: str
@@ -66,18 +59,25 @@ class TextTask:
 FORMATS: Mapping[str, tuple[bool, tuple[int, ...], int]] = MappingProxyType(
     {"cola": (False, (3,), 1), "mrpc": (True, (3, 4), 0), "stsb": (True, (7, 8), 9)}
 )
+#: What fills each place of a sentence: qualities, people, actions, animals, spots; each with two words for it.
+SLOTS = tuple(
+    tuple(tuple(words.split("/")) for words in slot.split())
+    for slot in (
+        "big/large small/little quick/fast happy/glad angry/mad quiet/silent",
+        "doctor/physician boy/lad teacher/tutor thief/robber king/ruler child/kid",
+        "saw/noticed helped/aided found/discovered followed/pursued called/phoned",
+        "dog/hound rabbit/bunny horse/pony snake/serpent cat/kitty donkey/mule",
+        "road/street sea/ocean wood/forest shop/store rock/stone house/home",
+    )
+)
+#: Every word that occurs, for tests that need a vocabulary.
+WORDS = tuple(sorted({"the", "near", *(word for slot in SLOTS for words in slot for word in words)}))
+#: Of each slot, the number of the thing.
+Meaning = tuple[int, ...]
 
 
 def load(name: str, folder: Path | None = None) -> TextTask:
-    """Read a task and check every byte of it, or generate it.
-
-    Args:
-        name: One of `NAMES`.
-        folder: Looked at first for the files, before `ISAAC_DATA` and the cache. What is generated needs none.
-
-    Raises:
-        DataError: There is no such task, or its files are missing or corrupt.
-    """
+    """One of `NAMES`, read as `places.read` does, or generated."""
     if name not in NAMES:
         raise DataError(f"there is no task on sentences {name!r}; there are {', '.join(NAMES)}")
     if name in GENERATED:
@@ -97,15 +97,79 @@ def _parse(content: bytes, name: str) -> Split:
 
 
 def _toy(name: str) -> TextTask:
-    kind = KINDS[name.removeprefix("toy-")]
-    rows = toy_text.generate(kind, sum(GENERATED[name].examples))
-    training = GENERATED[name].examples[0]
-    train, dev = (
-        Split(
-            first=tuple(row.first for row in part),
-            second=None if kind == "acceptability" else tuple(row.second for row in part),
-            labels=tuple(row.label for row in part),
-        )
-        for part in (rows[:training], rows[training:])
-    )
-    return TextTask(name, f"{name} (generated)", kind, train, dev, md5(repr(rows).encode()))
+    made, kind = GENERATED[name], KINDS[name.removeprefix("toy-")]
+    rows = generate(kind, sum(made.examples))
+    parts = (tuple(zip(*part, strict=True)) for part in (rows[: made.examples[0]], rows[made.examples[0] :]))
+    train, dev = (Split(first, None if kind == "acceptability" else second, labels) for first, second, labels in parts)
+    return TextTask(name, made.title, kind, train, dev, md5(repr(rows).encode()))
+
+
+class Row(NamedTuple):
+    """A sentence or a pair with its label; `second` is empty where there is none."""
+
+    first: str
+    second: str
+    label: int | float
+
+
+def generate(kind: Kind, count: int, *, seed: int = 0) -> list[Row]:
+    """Different rows, the same for the same seed; half of the labels 0 and half 1, or the scores 0 to 5 equally often.
+
+    A sentence tells who did what to whom and where, each in one of two words that mean the same, the place before or after the
+    rest. Such a sentence is acceptable; with two neighbouring words exchanged it is not. A pair is a paraphrase if all five
+    things agree, and its score is how many of them agree.
+    """
+    source = random.Random(f"{kind} {seed}")
+    make = {"acceptability": _acceptability, "paraphrase": _paraphrase, "similarity": _similarity}[kind]
+    labels = [number % (6 if kind == "similarity" else 2) for number in range(count)]
+    source.shuffle(labels)
+    rows: dict[tuple[str, str], Row] = {}
+    for label in labels:
+        row = make(label, source)
+        while (row.first, row.second) in rows:
+            row = make(label, source)
+        rows[row.first, row.second] = row
+    return list(rows.values())
+
+
+def _acceptability(label: int, source: random.Random) -> Row:
+    words = _words(_meaning(source), source)
+    if not label:
+        # No two neighbours are words of one kind, so no exchange gives a sentence again.
+        place = source.randrange(len(words) - 1)
+        words[place], words[place + 1] = words[place + 1], words[place]
+    return Row(f"{' '.join(words)} .", "", label)
+
+
+def _paraphrase(label: int, source: random.Random) -> Row:
+    first = _meaning(source)
+    second = first if label else _other(first, source.choice((1, 2)), source)
+    return Row(_sentence(first, source), _sentence(second, source), label)
+
+
+def _similarity(label: int, source: random.Random) -> Row:
+    first = _meaning(source)
+    return Row(_sentence(first, source), _sentence(_other(first, len(SLOTS) - label, source), source), float(label))
+
+
+def _meaning(source: random.Random) -> Meaning:
+    return tuple(source.randrange(len(slot)) for slot in SLOTS)
+
+
+def _other(meaning: Meaning, changes: int, source: random.Random) -> Meaning:
+    """The same with so many things replaced by others."""
+    changed = list(meaning)
+    for place in source.sample(range(len(SLOTS)), changes):
+        # Any but the one that is there.
+        changed[place] = (changed[place] + source.randrange(1, len(SLOTS[place]))) % len(SLOTS[place])
+    return tuple(changed)
+
+
+def _words(meaning: Meaning, source: random.Random) -> list[str]:
+    quality, person, action, animal, spot = (source.choice(slot[number]) for slot, number in zip(SLOTS, meaning, strict=True))
+    told, where = ["the", quality, person, action, "the", animal], ["near", "the", spot]
+    return where + told if source.random() < 0.5 else told + where
+
+
+def _sentence(meaning: Meaning, source: random.Random) -> str:
+    return f"{' '.join(_words(meaning, source))} ."

@@ -2,7 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,47 +26,38 @@ FOOF: dict[str, Any] = {"when": "step", "decay": 0.95, "refresh": 10}
 
 
 class Prepared:
-    """A model that is ready to be trained.
-
-    Args:
-        trial: How.
-        workload: What.
-        model: Its network; conditioned and trained from now on.
-
-    Attributes:
-        draws: Whether a step takes random numbers after its batch, for labels that are drawn from the model.
-        stateful: All that changes in training besides the model.
-        done: How many steps were taken.
-    """
+    """A model that is ready to be trained: conditioned as the run says, with its optimizers."""
 
     def __init__(self, trial: Trial, workload: Workload, model: nn.Module) -> None:
         self._workload, self._model = workload, model
-        self.stateful: list[Any] = []
         self.done = 0
-        self._handle: isaac.Handle | None = None
-        self._kfac: Kfac | None = None
         _, how = method.find(trial.method)
-        self._zeta = how == "isaac" and "output_damping" in dict(trial.settings)
-        drawn = (self._zeta or trial.method == "kfac") and trial.get("curvature", "sampled") == "sampled"
-        self.draws = drawn and workload.flat
+        zeta, kfac = how == "isaac" and "output_damping" in dict(trial.settings), trial.method == "kfac"
+        # Whether a step takes random numbers after its batch, for labels that are drawn from the model.
+        self.draws = (zeta or kfac) and workload.flat and trial.get("curvature", "sampled") == "sampled"
+        #: What goes in place of `loss.backward()`, with output and likelihood.
+        self._curved: Callable[[Tensor, Tensor, isaac.Likelihood], object] | None = None
+        #: Whose mask is set: whoever adds one line sets none.
+        self._handle: isaac.Handle | None = None
+        conditioners: list[Any] = []
         layers = _layers(trial, workload)
         if how == "line":
-            # Not `_handle`: whoever adds one line sets no mask.
-            self.stateful = [isaac.attach(model)]
+            conditioners = [isaac.attach(model)]
         elif how:
             damping = isaac.Relative(trial.damping) if trial.get("relative") else trial.damping
             self._handle = isaac.attach(model, damping, layers=layers, **_options(trial))
-        elif trial.method == "kfac":
-            self._kfac = Kfac(model, layers, trial)
+            self._curved = partial(self._handle.backward, scale=1.0) if zeta else None
+            conditioners = [self._handle]
+        elif kfac:
+            conditioners = [Kfac(model, layers, trial)]
+            self._curved = conditioners[0].backward
         self.optimizers: tuple[torch.optim.Optimizer, ...] = optimizers(trial, workload, model)
-        self.stateful += self.optimizers
-        self._clip = float(trial.get("clip", math.inf))
-        if self._handle is not None:
-            for optimizer in self.optimizers if trial.get("running") or how == "foof" else ():
+        if self._handle is not None and (trial.get("running") or how == "foof"):
+            for optimizer in self.optimizers:
                 self._handle.bind(optimizer)
-            self.stateful.append(self._handle)
-        if self._kfac is not None:
-            self.stateful.append(self._kfac)
+        #: All that changes in training besides the model.
+        self.stateful = [*self.optimizers, *conditioners]
+        self._clip = float(trial.get("clip", math.inf))
         self._largest = [float(group["lr"]) for optimizer in self.optimizers for group in optimizer.param_groups]
         self._share: float | None = 1.0
 
@@ -86,17 +78,13 @@ class Prepared:
         """Whether the next step does what a graph of the others does not."""
         return any(isinstance(one, Soap) and one.special for one in self._told())
 
-    @contextlib.contextmanager
-    def measured(self) -> Iterator[None]:
+    def measured(self) -> contextlib.AbstractContextManager[None]:
         """The weights are those that are measured within, where the optimizer trains others."""
-        with contextlib.ExitStack() as stack:
-            for one in self.optimizers:
-                if isinstance(one, ScheduleFree):
-                    stack.enter_context(one.averaged())
-            yield
+        first = self.optimizers[0]
+        return first.averaged() if isinstance(first, ScheduleFree) else contextlib.nullcontext()
 
     def _told(self) -> tuple[torch.optim.Optimizer, ...]:
-        """The optimizers, which know how many steps were taken."""
+        """The optimizers, told how many steps were taken: a graph that is replayed does not count."""
         for one in self.optimizers:
             if isinstance(one, Soap):
                 one.done = self.done
@@ -116,7 +104,7 @@ class Prepared:
 
     def _backward(self, *batch: Tensor) -> Tensor:
         workload = self._workload
-        if self._kfac is None and not self._zeta:
+        if self._curved is None:
             if self._handle is not None:
                 self._handle.mask = workload.mask(*batch)
             loss = workload.loss(self._model, *batch)
@@ -126,10 +114,7 @@ class Prepared:
         output: Tensor = self._model(batch[0])
         loss = workload.loss(_Given(output), *batch)
         likelihood = workload.drawn or workload.likelihood(output.new_empty(0) if numbers is None else numbers)
-        if self._kfac is not None:
-            self._kfac.backward(loss, output, likelihood)
-        elif self._handle is not None:
-            self._handle.backward(loss, output, likelihood, scale=1.0)
+        self._curved(loss, output, likelihood)
         return loss
 
 
@@ -155,13 +140,10 @@ def prepare(trial: Trial, workload: Workload, model: nn.Module) -> Prepared:
 
 def unable(trial: Trial, workload: Workload) -> str:
     """Why this method cannot train this workload, or ""."""
-    if reason := method.missing(trial):
-        return reason
-    if not workload.flat and "output_damping" in dict(trial.settings):
-        return "ζ is here for networks of linear layers with one row per example only"
-    if not workload.flat and workload.drawn is None and trial.method == "kfac":
-        return "K-FAC and ζ are here for networks of linear layers with one row per example only"
-    return ""
+    zeta, kfac = "output_damping" in dict(trial.settings), trial.method == "kfac"
+    if not workload.flat and (zeta or (kfac and workload.drawn is None)):
+        return f"{'ζ is' if zeta else 'K-FAC and ζ are'} here for networks of linear layers with one row per example only"
+    return method.missing(trial)
 
 
 def _options(trial: Trial) -> dict[str, Any]:

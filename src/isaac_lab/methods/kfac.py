@@ -1,6 +1,7 @@
 """K-FAC from its definition: of each linear layer the inputs and output gradients, both factors, and a solve with each."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,7 @@ class Kfac:
     are renewed now and then with their inverses, as users of K-FAC have it; the first ones are plain means, so that the start
     does not weigh more than what follows.
 
-    Args:
-        model: What is trained; its linear layers see one row per example.
-        layers: Names of those that are conditioned; None for all.
-        trial: With λ, `every`, `curvature` and `natural`.
+    Linear layers see one row per example. Of them those in `layers` are conditioned; None for all.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[str] | str | None, trial: Trial) -> None:
@@ -39,7 +37,7 @@ class Kfac:
         self._averages: dict[str, list[Tensor]] = {}
         self._inverses: dict[str, list[Tensor]] = {}
         for name, layer in self._layers.items():
-            layer.register_forward_hook(self._hook(name))
+            layer.register_forward_hook(partial(self._record, name))
 
     def backward(self, loss: Tensor, output: Tensor, likelihood: isaac.Likelihood) -> None:
         """In place of `loss.backward()`."""
@@ -88,9 +86,6 @@ class Kfac:
         for name in ("averages", "inverses"):
             setattr(self, f"_{name}", {key: [one.to(device) for one in own] for key, own in state[name].items()})
 
-    def _hook(self, name: str) -> Any:
-        def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if torch.is_grad_enabled():
-                self._seen[name] = (inputs[0].detach(), output)
-
-        return record
+    def _record(self, name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if torch.is_grad_enabled():
+            self._seen[name] = (inputs[0].detach(), output)

@@ -14,13 +14,7 @@ ITERATIONS, MOMENTUM, SMALLEST = 5, 0.95, 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """As in torch, with kernels of convolutions as matrices with a row for each output.
-
-    Args:
-        weights: Matrices and kernels, or groups of them.
-        lr: The learning rate; a tensor on the device in a captured step.
-        weight_decay: Decoupled, in proportion to the rate.
-    """
+    """As in torch, with kernels of convolutions as matrices with a row for each output; weight decay is decoupled."""
 
     def __init__(self, weights: Iterable[Any], *, lr: float, weight_decay: float = 0.0) -> None:
         # The last one tells `isaac_newton.capture` that the rate may be on the device.

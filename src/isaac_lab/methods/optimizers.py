@@ -1,7 +1,8 @@
 """The optimizers that people pick, with the settings of a run; and those of an ensemble, with a rate for each network."""
 
+import abc
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload
 
 MOMENTUM = 0.9
+#: Of Adam for an ensemble.
+BETAS, SMALLEST = (0.9, 0.999), 1e-8
 
 
 def optimizers(trial: Trial, workload: Workload, model: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
@@ -65,7 +68,7 @@ def _on_device(groups: Sequence[dict[str, Any]]) -> bool:
 
 
 def _adamw(groups: list[dict[str, Any]], rate: float, beta2: float = 0.999) -> torch.optim.AdamW:
-    """AdamW, on a GPU in one kernel, as SGD is in a captured step: torch's default there takes twice as long."""
+    """On a GPU in one kernel, as SGD is in a captured step: torch's default there takes twice as long."""
     return torch.optim.AdamW(groups, rate, (0.9, beta2), fused=_on_device(groups))
 
 
@@ -94,15 +97,15 @@ def stacked(name: str, ensemble: isaac.Ensemble, rates: Sequence[float]) -> torc
     return StackedSGD(ensemble, rates, momentum=MOMENTUM if name == "momentum" else 0.0)
 
 
-class _PerCopy(torch.optim.Optimizer):
+class _PerCopy(torch.optim.Optimizer, abc.ABC):
     """An optimizer with a learning rate for each copy, fixed once made."""
 
-    def __init__(self, ensemble: isaac.Ensemble, lr: float | Sequence[float], **defaults: Any) -> None:
+    def __init__(self, ensemble: isaac.Ensemble, lr: float | Sequence[float]) -> None:
         rates = [lr] * ensemble.copies if isinstance(lr, int | float) else list(lr)
         if len(rates) != ensemble.copies or not all(rate > 0 for rate in rates):
             raise ValueError(f"lr must be > 0, one number or one for each of the {ensemble.copies} copies, got {lr}")
         parameters = [p for p in ensemble.parameters() if p.requires_grad]
-        super().__init__(parameters, defaults)
+        super().__init__(parameters, {})
         self.lr = torch.tensor(rates, dtype=parameters[0].dtype, device=parameters[0].device)
         #: Neighbours with one learning rate are updated by one plain kernel, which is faster than one that reads a rate per
         #: copy.
@@ -113,69 +116,54 @@ class _PerCopy(torch.optim.Optimizer):
             else:
                 self._runs.append((slice(number, number + 1), rate))
 
-    def _rate(self, parameter: Tensor) -> Tensor:
-        return self.lr.view(-1, *[1] * (parameter.dim() - 1))
-
     def _descend(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Move each parameter against its direction, as far as the learning rate of each copy says."""
         if len(self._runs) > 8:
             for parameter, direction in pairs:
-                parameter.addcmul_(direction, self._rate(parameter), value=-1)
+                parameter.addcmul_(direction, self.lr.view(-1, *[1] * (parameter.dim() - 1)), value=-1)
             return
         for part, rate in self._runs:
             torch._foreach_add_([p[part] for p, _ in pairs], [d[part] for _, d in pairs], alpha=-rate)
 
-    def _with_gradients(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, Tensor, dict[str, Any]]]:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    yield group, parameter, parameter.grad, self.state[parameter]
+    @abc.abstractmethod
+    def _direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        """Against which a parameter moves."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all copies."""
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self._descend([(p, self._direction(p.grad, self.state[p])) for p in parameters if p.grad is not None])
 
 
 class StackedSGD(_PerCopy):
     """Gradient descent for an ensemble, with momentum if asked: `torch.optim.SGD` with a learning rate for each copy."""
 
     def __init__(self, ensemble: isaac.Ensemble, lr: float | Sequence[float], momentum: float = 0.0) -> None:
-        super().__init__(ensemble, lr, momentum=momentum)
+        super().__init__(ensemble, lr)
+        self._momentum = momentum
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all copies."""
-        pairs = []
-        for group, parameter, gradient, state in self._with_gradients():
-            if group["momentum"]:
-                if "momentum" not in state:
-                    state["momentum"] = torch.zeros_like(parameter)
-                gradient = state["momentum"].mul_(group["momentum"]).add_(gradient)
-            pairs.append((parameter, gradient))
-        self._descend(pairs)
+    def _direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        if not self._momentum:
+            return gradient
+        if not state:
+            state["momentum"] = torch.zeros_like(gradient)
+        moved: Tensor = state["momentum"].mul_(self._momentum).add_(gradient)
+        return moved
 
 
 class StackedAdam(_PerCopy):
     """`torch.optim.Adam` for an ensemble, with a learning rate for each copy."""
 
-    def __init__(
-        self,
-        ensemble: isaac.Ensemble,
-        lr: float | Sequence[float],
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-    ) -> None:
-        super().__init__(ensemble, lr, betas=betas, eps=eps)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all copies."""
-        pairs = []
-        for group, parameter, gradient, state in self._with_gradients():
-            if not state:
-                # float64, because 1 − β² loses five digits in float32 at the first steps
-                state["step"] = torch.zeros((), dtype=torch.float64, device=parameter.device)
-                state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            first, second = group["betas"]
-            step = state["step"].add_(1)
-            state["mean"].lerp_(gradient, 1 - first)
-            state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
-            root = (state["square"] / (1 - second**step)).sqrt_().add_(group["eps"])
-            pairs.append((parameter, state["mean"] / (root * (1 - first**step))))
-        self._descend(pairs)
+    def _direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        if not state:
+            # float64, because 1 − β² loses five digits in float32 at the first steps
+            state["step"] = torch.zeros((), dtype=torch.float64, device=gradient.device)
+            state["mean"], state["square"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+        first, second = BETAS
+        step = state["step"].add_(1)
+        state["mean"].lerp_(gradient, 1 - first)
+        state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        root = (state["square"] / (1 - second**step)).sqrt_().add_(SMALLEST)
+        direction: Tensor = state["mean"] / (root * (1 - first**step))
+        return direction

@@ -12,14 +12,7 @@ NEAR, SMALLEST = 0.9, 1e-8
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """Kept is the distance of the fast iterate from the weights, which is zero at the start.
-
-    Args:
-        weights: Parameters, or groups of them.
-        lr: The learning rate; a tensor on the device in a captured step.
-        beta2: Of the second moments.
-        weight_decay: In proportion to the rate, at the weights.
-    """
+    """Kept is the distance of the fast iterate from the weights, zero at the start; weight decay is at the weights."""
 
     def __init__(self, weights: Iterable[Any], *, lr: float, beta2: float = 0.999, weight_decay: float = 0.0) -> None:
         super().__init__(weights, {"lr": lr, "beta2": beta2, "weight_decay": weight_decay, "capturable": False})

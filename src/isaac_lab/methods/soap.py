@@ -17,20 +17,11 @@ LARGEST = 10_000
 
 
 class Soap(torch.optim.Optimizer):
-    """The first step only begins the factors; vectors have Adam.
-
-    Attributes:
-        done: How many steps were taken; whoever replays graphs says so before each step.
-
-    Args:
-        weights: Parameters, or groups of them.
-        lr: The learning rate; a tensor on the device in a captured step.
-        beta2: Of the second moments, and of the factors.
-        weight_decay: Decoupled, in proportion to the rate.
-    """
+    """The first step only begins the factors; vectors have Adam; weight decay is decoupled."""
 
     def __init__(self, weights: Iterable[Any], *, lr: float, beta2: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(weights, {"lr": lr, "beta2": beta2, "weight_decay": weight_decay, "capturable": False})
+        #: How many steps were taken; whoever replays graphs says so before each step.
         self.done = 0
 
     @property

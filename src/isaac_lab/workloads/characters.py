@@ -11,16 +11,15 @@ from torch.nn import functional as F
 
 from isaac_lab import noise
 from isaac_lab.data import shakespeare
-from isaac_lab.workload import Workload, registered, seeded
+from isaac_lab.workload import Workload, registered
+from isaac_lab.workloads.examples import Measured
 
 #: Share of the text to train on; the rest, its end, is for validation.
 TRAINED = 0.9
 #: Characters of the small form.
 EXCERPT = 100_000
-#: Windows that a loss is measured on at once, and at most; all of the validation text is less.
-AT_ONCE, MOST_MEASURED = 128, 1_000
-#: The same of the small form of `char-gpt`.
-FEW_MEASURED = 64
+#: Windows that a loss is measured on at most; all of the validation text is less.
+MOST_MEASURED = 1_000
 #: Standard deviation of the initial weights.
 SPREAD = 0.02
 
@@ -28,14 +27,8 @@ SPREAD = 0.02
 class GPT(nn.Module):
     """A decoder-only transformer with its normalizations before the blocks' parts.
 
-    Args:
-        characters: Size of the alphabet.
-        layers: Blocks.
-        width: Features of a position.
-        heads: Of the attention.
-        context: Positions.
-        dropout: Share of the embeddings, attention weights and results of a block's parts that is left out in training.
-        tied: Whether the last layer has the weights of the embedding.
+    Dropout is of the embeddings, the attention weights and the results of a block's parts; where it is `tied`, the last layer
+    has the weights of the embedding.
     """
 
     def __init__(
@@ -82,14 +75,7 @@ class _Block(nn.Module):
 
 
 class CharacterLSTM(nn.Module):
-    """Embedding, LSTMs, and a linear layer; each window begins with a state of zeros.
-
-    Args:
-        characters: Size of the alphabet.
-        embedded: Features of a character.
-        width: Units of each LSTM.
-        layers: LSTMs, one after the other.
-    """
+    """Embedding, LSTMs one after the other, and a linear layer; each window begins with a state of zeros."""
 
     def __init__(self, characters: int, *, embedded: int, width: int, layers: int) -> None:
         super().__init__()
@@ -104,41 +90,35 @@ class CharacterLSTM(nn.Module):
         return logits
 
 
-class Characters(Workload):
-    """Cross-entropy of the next character, by a GPT.
+class Characters(Measured):
+    """Cross-entropy of the next character, by a GPT of this shape, in windows of `context` characters.
 
-    Args:
-        text: First the part to train on, then that for validation.
-        device: Where the text and the networks are.
-        batch: Windows of a step.
-        measured: The most windows that a loss is measured on.
-        split: With "validation", the end of the training text stands in place of the text for validation.
-        shape: Of the network: `layers`, `width`, `heads`, `context` and what else it takes.
+    The end of the text is for tests. With the split "validation" the end of the training text stands in its place. A loss is
+    measured on so many windows at most.
     """
 
-    quantity = "test_loss"
     metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
     last = "head"
+    at_once = 128
 
     def __init__(self, text: str, device: str, *, batch: int, measured: int, split: str = "test", **shape: Any) -> None:
         self.alphabet = "".join(sorted(set(text)))
         text = text[: int(TRAINED * len(text))] if split == "validation" else text
         number = {character: place for place, character in enumerate(self.alphabet)}
-        encoded = torch.tensor([number[character] for character in text])
-        parts = encoded.split([int(TRAINED * len(text)), len(text) - int(TRAINED * len(text))])
-        self._train, self._test = (part.to(device) for part in parts)
+        self.text = torch.tensor([number[character] for character in text]).to(device)
+        self.trained = int(TRAINED * len(text))
         self.batch, self.context, self._shape, self._device = batch, shape["context"], shape, device
-        self._windows = (len(self._train) - self.context) // self.context
+        self._windows = (self.trained - self.context) // self.context
         self.steps = self._windows // batch
-        # The same for every seed and method.
+        # Windows to measure on are the same for every seed and method; those for validation are its first.
         chosen = torch.randperm(self._windows, generator=noise.generator("windows"))[:measured]
-        self._measured = chosen.to(device) * self.context
-        windows = (len(self._test) - 1) // self.context
-        self._tested = torch.arange(min(windows, measured), device=device) * self.context
+        tested = torch.arange(min((len(text) - self.trained - 1) // self.context, measured))
+        self._measured = ((chosen * self.context).to(device),)
+        self._test = ((self.trained + tested * self.context).to(device),)
 
-    def model(self, seed: int) -> nn.Module:
+    def build(self) -> nn.Module:
         """The transformer."""
-        return seeded(lambda: GPT(len(self.alphabet), **self._shape), seed).to(self._device)
+        return GPT(len(self.alphabet), **self._shape)
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Windows side by side from a new first character on, in a new order; the rest that fills no batch is left out."""
@@ -146,88 +126,73 @@ class Characters(Workload):
         first = int(torch.randint(self.context, (), generator=random))
         order = torch.randperm(self._windows, generator=random)[: self.steps * self.batch].to(self._device)
         for starts in (first + order * self.context).view(self.steps, self.batch):
-            yield self._cut(self._train, starts)
+            yield self._cut(starts)
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over all characters of the batch."""
         text, following = batch
         return F.cross_entropy(model(text).flatten(0, 1), following.flatten())
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """On some windows of the training text, always the same, and on the text for validation from its beginning on."""
-        model.eval()
-        train, _ = self._measure(model, self._train, self._measured)
-        test, accuracy = self._measure(model, self._test, self._tested)
-        model.train()
-        return {"train_loss": train, "test_loss": test, "test_accuracy": accuracy}
+    def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
+        """Means of each window, with the share of right answers."""
+        before, following = self._cut(tensors[0])
+        logits, labels = model(before).flatten(0, 1), following.flatten()
+        found = {"loss": F.cross_entropy(logits, labels, reduction="sum"), "accuracy": (logits.argmax(1) == labels).sum()}
+        return {name: value.double() / self.context for name, value in found.items()}
 
     def hidden(self, model: nn.Module) -> list[Tensor]:
         """The matrices of the blocks."""
-        return [
-            layer.weight for name, layer in model.named_modules() if name.startswith("blocks") and isinstance(layer, nn.Linear)
-        ]
+        blocks = model.get_submodule("blocks")
+        return [layer.weight for layer in blocks.modules() if isinstance(layer, nn.Linear)]
 
-    def _measure(self, model: nn.Module, text: Tensor, starts: Tensor) -> tuple[float, float]:
-        total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        for some in starts.split(AT_ONCE):
-            before, following = self._cut(text, some)
-            logits, labels = model(before).flatten(0, 1), following.flatten()
-            right = (logits.argmax(1) == labels).sum()
-            total += torch.stack([F.cross_entropy(logits, labels, reduction="sum"), right])
-        loss, accuracy = (total / (len(starts) * self.context)).tolist()
-        return loss, accuracy
-
-    def _cut(self, text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        windows = text[starts[:, None] + torch.arange(self.context + 1, device=self._device)]
+    def _cut(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+        windows = self.text[starts[:, None] + torch.arange(self.context + 1, device=self._device)]
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
 class Recurrent(Characters):
     """The same by LSTMs."""
 
-    def model(self, seed: int) -> nn.Module:
+    def build(self) -> nn.Module:
         """The LSTMs, with torch's own initial weights."""
-        shape = {name: size for name, size in self._shape.items() if name != "context"}
-        return seeded(lambda: CharacterLSTM(len(self.alphabet), **shape), seed).to(self._device)
+        return CharacterLSTM(len(self.alphabet), **{name: size for name, size in self._shape.items() if name != "context"})
 
     def hidden(self, model: nn.Module) -> list[Tensor]:
         """The matrices of the LSTMs."""
         return [parameter for name, parameter in model.named_parameters() if name.startswith("lstm.weight")]
 
 
-def _made(kind: type[Characters], title: str, small: bool, device: str, shape: Mapping[str, Any], **options: Any) -> Workload:
-    """On all of the text, or on its beginning."""
-    made = kind(shakespeare.load()[: EXCERPT if small else None], device, **shape, **options)
+def _made(
+    kind: type[Characters], title: str, small: bool, device: str, shape: Mapping[str, Any], *, tested: int = 0, **options: Any
+) -> Workload:
+    """On all of the text, or on its beginning; the title may name what is in the shape."""
+    options = {"measured": tested or MOST_MEASURED, **shape, **options}
+    made = kind(shakespeare.load()[: EXCERPT if small else None], device, **options)
     made.data, made.checksum = "Shakespeare, first 100,000 characters" if small else "Shakespeare", shakespeare.FILE.md5
-    made.title = f"{title}, Shakespeare"
+    made.title = f"{title.format(**options)}, Shakespeare"
     return made
 
 
 @registered("char-gpt")
 def char_gpt(small: bool, device: str, folder: Path | None) -> Workload:
     """4 layers × 256, or 2 × 64."""
-    if small:
-        few = {"layers": 2, "width": 64, "heads": 4, "context": 32, "batch": 8}
-        return _made(Characters, "Character GPT 2 × 64", small, device, few, measured=FEW_MEASURED)
     shape = {"layers": 4, "width": 256, "heads": 4, "context": 128, "batch": 32}
-    return _made(Characters, "Character GPT 4 × 256", small, device, shape, measured=MOST_MEASURED)
+    few = {"layers": 2, "width": 64, "heads": 4, "context": 32, "batch": 8, "measured": 64}
+    return _made(Characters, "Character GPT {layers} × {width}", small, device, few if small else shape)
 
 
 @registered("nano-gpt", "batch", "context", "depth", "width", "tested", "split")
-def nano_gpt(small: bool, device: str, folder: Path | None, *, tested: int = 0, depth: int = 0, **variant: Any) -> Workload:
+def nano_gpt(small: bool, device: str, folder: Path | None, *, depth: int = 0, **variant: Any) -> Workload:
     """NanoGPT's network for characters: 6 layers × 384, dropout 0.2, weights of the last layer those of the embedding."""
-    shape: dict[str, Any] = {"layers": 6, "width": 384, "heads": 6, "context": 256, "batch": 64}
-    shape = ({"layers": 2, "width": 48, "heads": 6, "context": 32, "batch": 8} if small else shape) | variant
-    shape |= {"layers": depth} if depth else {}
-    title = f"Character GPT {shape['layers']} × {shape['width']} of nanoGPT"
-    return _made(Characters, title, small, device, shape, measured=tested or MOST_MEASURED, dropout=0.2, tied=True)
+    shape = {"layers": 6, "width": 384, "heads": 6, "context": 256, "batch": 64, "dropout": 0.2, "tied": True}
+    few = shape | {"layers": 2, "width": 48, "context": 32, "batch": 8}
+    variant |= {"layers": depth} if depth else {}
+    return _made(Characters, "Character GPT {layers} × {width} of nanoGPT", small, device, few if small else shape, **variant)
 
 
-@registered("char-lstm", "batch", "context", "width", "tested", "split")
-def char_lstm(small: bool, device: str, folder: Path | None, *, tested: int = 0, **variant: Any) -> Workload:
+@registered("char-lstm", "batch", "tested", "split")
+def char_lstm(small: bool, device: str, folder: Path | None, **variant: Any) -> Workload:
     """Two LSTMs of 128 units, or of 16."""
-    shape: dict[str, Any] = {"embedded": 64, "width": 128, "layers": 2, "context": 50, "batch": 50}
-    shape = ({"embedded": 8, "width": 16, "layers": 2, "context": 20, "batch": 8} if small else shape) | variant
-    title = f"LSTM 2 × {shape['width']} of torch-rnn"
-    return _made(Recurrent, title, small, device, shape, measured=tested or MOST_MEASURED)
+    shape = {"embedded": 64, "width": 128, "layers": 2, "context": 50, "batch": 50}
+    few = {"embedded": 8, "width": 16, "layers": 2, "context": 20, "batch": 8}
+    return _made(Recurrent, "LSTM 2 × {width} of torch-rnn", small, device, few if small else shape, **variant)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from isaac_lab.data import toy_text
+from isaac_lab.data import text
 from isaac_lab.data.files import DataError
 from isaac_lab.records import installed
 
@@ -35,33 +35,19 @@ class EncoderError(DataError):
 
 @dataclass(frozen=True)
 class Encoder:
-    """A pre-trained network that takes sentences.
+    """A pre-trained network that takes sentences."""
 
-    Args:
-        name: What records and tables call it; no path.
-        weights: SHA-256 of its weights; "" where they are random.
-        tokenizer: Of the transformers library.
-        build: Takes the number of outputs; returns the network with a new, random head (and random weights, if they are).
-        last: Name of the last layer.
-    """
-
-    name: str
-    weights: str
+    name: str  # what records and tables call it; no path
+    weights: str  # their SHA-256; "" where they are random
     tokenizer: Any
+    #: Takes the number of outputs; returns the network with a new, random head (and random weights, if they are).
     build: Callable[[int], nn.Module]
-    last: str
+    last: str  # name of the last layer
 
 
 @cache
 def encoder(source: str) -> Encoder:
-    """The encoder in a folder, or of this name on the hub.
-
-    Args:
-        source: A folder with config.json, weights and a tokenizer, or a name such as google-bert/bert-base-uncased.
-
-    Raises:
-        EncoderError: It is not there, or no encoder.
-    """
+    """The encoder in a folder, or of this name on the hub; an EncoderError says what is `WANTED`."""
     library = _library()
     path = Path(source).expanduser()
     local = path.is_dir()
@@ -78,7 +64,7 @@ def encoder(source: str) -> Encoder:
             tokenizer = library.AutoTokenizer.from_pretrained(place)
             # Of a name on the hub, the folder that it was downloaded to.
             folder = path if local else Path(library.utils.cached_file(place, "config.json")).parent
-            last = _last(auto.from_pretrained(place))
+            last = [name for name, layer in auto.from_pretrained(place).named_modules() if isinstance(layer, nn.Linear)][-1]
     except EncoderError:
         raise
     # Those who read weights and tokenizers have errors of their own.
@@ -101,7 +87,7 @@ def tiny() -> Encoder:
     """Two layers of width 32 with random weights, and the words of the toy tasks as vocabulary."""
     library, tokenizers = _library(), importlib.import_module("tokenizers")
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-    words = {word: number for number, word in enumerate((*special, ".", *toy_text.WORDS))}
+    words = {word: number for number, word in enumerate((*special, ".", *text.WORDS))}
     rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     rules.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     rules.post_processor = tokenizers.processors.TemplateProcessing(
@@ -174,11 +160,6 @@ def _checksum(folder: Path) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def _last(model: nn.Module) -> str:
-    names: list[str] = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    return names[-1]
 
 
 def _first_line(error: Exception) -> str:

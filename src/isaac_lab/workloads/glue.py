@@ -1,7 +1,7 @@
 """Three tasks of GLUE: an encoder of Hugging Face is fine-tuned; in the small form a tiny random BERT on toy tasks."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,44 +11,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isaac_lab import noise, scores
+from isaac_lab import noise
 from isaac_lab.data import text
 from isaac_lab.data.text import Kind, Split, TextTask
-from isaac_lab.workload import HALF, Workload, registered, seeded
+from isaac_lab.scores import SCORES
+from isaac_lab.workload import HALF, Workload, registered
 from isaac_lab.workloads.encoders import ENCODER as ENCODER
 from isaac_lab.workloads.encoders import MOST_TOKENS, WANTED, Encoder, EncoderError, encoder, quietly, tiny
 from isaac_lab.workloads.examples import cut
 
-#: Lengths of batches are multiples of this, which tensor cores want.
-MULTIPLE = 8
-#: Training examples that the training loss is measured on, and how many of them at once.
-MOST_MEASURED = 1000
-MEASURED_AT_ONCE = 64
-#: Tokens of each example where all batches have one shape.
-FIXED_LENGTH = 64
+#: Lengths of batches are multiples of this, which tensor cores want; and tokens of each example where all have one shape.
+MULTIPLE, FIXED_LENGTH = 8, 64
+#: Training examples that the training loss is measured on, and how many examples are measured at once.
+MOST_MEASURED, MEASURED_AT_ONCE = 1000, 64
 #: What a task is measured by: is this a sentence, do two say the same, how similar is what they say?
 METRICS: Mapping[Kind, Mapping[str, str]] = {
     "acceptability": {"matthews": "Matthews"},
     "paraphrase": {"accuracy": "accuracy", "f1": "F1"},
     "similarity": {"pearson": "Pearson", "spearman": "Spearman"},
 }
-SCORES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
-    "matthews": scores.matthews,
-    "accuracy": scores.accuracy,
-    "f1": scores.f1,
-    "pearson": scores.pearson,
-    "spearman": scores.spearman,
-}
 
 
 class Tokens:
-    """A split as numbers, on the device.
-
-    Args:
-        split: The sentences.
-        tokenizer: Of the encoder.
-        device: "cpu" or "cuda".
-    """
+    """A split as the numbers of the encoder's tokenizer, on the device."""
 
     def __init__(self, split: Split, tokenizer: Any, device: str) -> None:
         second = None if split.second is None else list(split.second)
@@ -90,14 +75,8 @@ class Tokens:
 class Glue(Workload):
     """Fine-tuning of an encoder with a new head on one task: batches of 8 in a random order, bf16 where there is a GPU.
 
-    Padding is masked, in attention and in ISAAC's conditioners.
-
-    Args:
-        task: Its sentences and labels.
-        base: The encoder.
-        device: "cpu" or "cuda".
-        batch: Examples of a step.
-        split: With "validation", a tenth of the training examples stands in place of dev.
+    Padding is masked, in attention and in ISAAC's conditioners. With the split "validation" a tenth of the training examples
+    stands in place of dev.
     """
 
     batch = 8
@@ -118,9 +97,9 @@ class Glue(Workload):
         # The same for every seed and method.
         self._measured = torch.randperm(len(self.train), generator=noise.generator("examples"))[:MOST_MEASURED].tolist()
 
-    def model(self, seed: int) -> nn.Module:
+    def build(self) -> nn.Module:
         """The encoder; the seed decides its head."""
-        return seeded(lambda: self._base.build(self.task.outputs), seed).to(self._device).train()
+        return self._base.build(self.task.outputs).train()
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
         """All examples in a new order; the last batch is what is left."""
@@ -141,22 +120,19 @@ class Glue(Workload):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """On all of dev, and on 1,000 training examples."""
         model.eval()
-        train, train_labels = self._predict(model, self.train, self._measured)
-        dev, labels = self._predict(model, self.dev, list(range(len(self.dev))))
-        found = {
-            "train_loss": self._loss(train, train_labels).item(),
-            "test_loss": self._loss(dev, labels).item(),
-            **self._scores(dev, labels),
-        }
+        train = self._loss(*self._predict(model, self.train, self._measured)).item()
+        output, labels = self._predict(model, self.dev, range(len(self.dev)))
+        predicted = output.squeeze(1) if self._scored else output.argmax(1)
+        found = {name: SCORES[name](predicted, labels) for name in self.metrics}
         model.train()
-        return found
+        return {"train_loss": train, "test_loss": self._loss(output, labels).item(), **found}
 
     def _outputs(self, model: nn.Module, inputs: list[Tensor]) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self._device == "cuda"):
             logits: Tensor = model(**dict(zip(self.names, inputs, strict=True))).logits
         return logits.float()
 
-    def _predict(self, model: nn.Module, tokens: Tokens, numbers: list[int]) -> tuple[Tensor, Tensor]:
+    def _predict(self, model: nn.Module, tokens: Tokens, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Outputs and labels, in an order of their own: similar lengths together."""
         outputs, labels = [], []
         ordered = sorted(numbers, key=lambda number: tokens.lengths[number])
@@ -169,11 +145,6 @@ class Glue(Workload):
 
     def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
         return F.mse_loss(output.squeeze(1), labels) if self._scored else F.cross_entropy(output, labels)
-
-    def _scores(self, output: Tensor, labels: Tensor) -> dict[str, float]:
-        """Each of `metrics`."""
-        predicted = output.squeeze(1) if self._scored else output.argmax(1)
-        return {name: SCORES[name](predicted, labels) for name in self.metrics}
 
 
 class FixedLength(Glue):
@@ -204,15 +175,8 @@ class FixedLength(Glue):
 
 def _held_out(task: TextTask) -> TextTask:
     """The task with a part of its training examples in place of dev."""
-    parts = cut(len(task.train), "validation")
-    train, dev = (_chosen(task.train, numbers.tolist()) for numbers in parts)
+    train, dev = (task.train.of(numbers.tolist()) for numbers in cut(len(task.train), "validation"))
     return replace(task, train=train, dev=dev)
-
-
-def _chosen(split: Split, numbers: list[int]) -> Split:
-    second = None if split.second is None else tuple(split.second[number] for number in numbers)
-    labels: Any = tuple(split.labels[number] for number in numbers)
-    return Split(tuple(split.first[number] for number in numbers), second, labels)
 
 
 def _made(kind: type[Glue], name: str, small: bool, device: str, folder: Path | None, **options: Any) -> Workload:

@@ -8,14 +8,13 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isaac_lab import noise
-from isaac_lab.workload import Workload, registered, seeded
+from isaac_lab.workload import Workload, registered
 
 #: Of Barto, Sutton and Anderson (1983), as in the gym: gravity, mass of the pole and of all, half its length, force, seconds.
 GRAVITY, POLE, WHOLE, HALF, FORCE, TAU = 9.8, 0.1, 1.1, 0.5, 10.0, 0.02
@@ -54,15 +53,12 @@ def _network(outputs: int, last: float) -> nn.Sequential:
 
 
 class Player(nn.Module):
-    """Actor and critic, the carts, and what happened in the last round.
-
-    Args:
-        length: Steps of a round.
-        carts: Played at once.
-    """
+    """Actor and critic, so many carts, and what happened in the last round of so many steps."""
 
     state: Tensor
     clock: Tensor
+    #: Of each step and cart: the logarithm of the chance of what was done, the critic's value, the advantage, what was
+    #: seen, and whether the push was to the right.
     chance: Tensor
     value: Tensor
     advantage: Tensor
@@ -103,29 +99,29 @@ class Player(nn.Module):
             self.advantage[step], following = trace, self.value[step]
 
 
+@registered("cartpole", "length", "carts", "split")
 class CartPole(Workload):
     """Each step of a pole that stands is worth 1; reported is the sum of a round, at most 500.
 
-    Args:
-        device: "cpu" or "cuda".
-        length: Steps of a round that is learned from.
-        carts: Played at once.
-        split: With "validation", other rounds are played to measure.
+    Learned from are rounds of `length` steps by so many carts: CleanRL's 128 by 4, or 16 by 2. With the split "validation"
+    other rounds are played to measure.
     """
 
-    quantity = "test_loss"
     metrics = MappingProxyType({"test_return": "Return of a round"})
     last = "critic.4"
     data = "cart and pole, generated"
 
-    def __init__(self, device: str, *, length: int = 128, carts: int = 4, split: str = "test") -> None:
+    def __init__(
+        self, small: bool, device: str, folder: Path | None, *, length: int = 0, carts: int = 0, split: str = "test"
+    ) -> None:
+        length, carts = length or (16 if small else 128), carts or (2 if small else 4)
         self._device, self._length, self._carts, self._split = device, length, carts, split
         self.batch, self.steps = length * carts // PARTS, PASSES * PARTS
         self.title = f"PPO of CleanRL, cart and pole, {carts} × {length}"
 
-    def model(self, seed: int) -> nn.Module:
+    def build(self) -> nn.Module:
         """Actor and critic with orthogonal weights."""
-        return seeded(lambda: Player(self._length, self._carts), seed).to(self._device)
+        return Player(self._length, self._carts)
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Numbers of the steps to learn from; the first batch brings the random numbers to play with."""
@@ -178,9 +174,3 @@ class CartPole(Workload):
             if not standing.any():
                 break
         return total.mean().item()
-
-
-@registered("cartpole", "length", "carts", "split")
-def cartpole(small: bool, device: str, folder: Path | None, **options: Any) -> CartPole:
-    """CleanRL's 4 × 128 steps, or 2 × 16."""
-    return CartPole(device, **({"length": 16, "carts": 2} if small else {}) | options)

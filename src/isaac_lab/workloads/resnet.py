@@ -1,8 +1,9 @@
-"""ResNet-18 on CIFAR-10, as in Figure 6: padded, cropped and mirrored images, made on the device, batches of 100."""
+"""Networks on CIFAR-10: ResNet-18 as in Figure 6, a small vision transformer, and super-resolution."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -12,8 +13,8 @@ from torch.nn import functional as F
 from isaac_lab import noise
 from isaac_lab.data import images
 from isaac_lab.models import ResNet18
-from isaac_lab.workload import HALF, Workload, registered, seeded
-from isaac_lab.workloads.examples import cut
+from isaac_lab.workload import HALF, registered
+from isaac_lab.workloads.examples import Examples, Measured, cut, decibels
 
 NAME = "cifar-resnet18"
 #: Pixels of black on each side, within which a crop moves.
@@ -22,33 +23,29 @@ PAD = 4
 MOST_MEASURED = 10_000
 #: Batches that are cut out at once: one a time would leave a GPU waiting for small operations, all would fill a CPU's memory.
 AT_ONCE = 10
-#: Images of one pass of `evaluate`.
-EVALUATED = 1000
 #: Of the small form: channels of the first stage, images of a batch, to train on and to test on.
 SMALL_WIDTH, SMALL_BATCH, SMALL_TRAIN, SMALL_TEST = 8, 10, 60, 50
+#: Of super-resolution: how much larger a side becomes, and a target's side, the largest multiple in an image of 32.
+FACTOR, SIDE = 3, 30
+#: Of red, green and blue in the brightness.
+BRIGHTNESS = (0.299, 0.587, 0.114)
 
 
 @registered(NAME, "batch", "examples", "tested", "split")
-class ResNet(Workload):
-    """Ten classes of images of 32 × 32, cross-entropy.
+class ResNet(Measured):
+    """Ten classes of images of 32 × 32, padded, cropped and mirrored on the device.
 
-    Weights are float32. On CUDA the network runs in bfloat16 under autocast, and what is left in float32 may use TF32.
-
-    Args:
-        small: Generated images, few of them, and an eighth of the channels.
-        device: "cpu" or "cuda".
-        folder: Where CIFAR-10 is looked for first.
-        half: Whether the network runs in bfloat16; None for "on CUDA".
-        channels_last: Whether weights, like the images, have their channels innermost, as tensor cores like them.
-        batch: Images of a step; 0 for 100, or 10 in the small form.
-        examples: At most so many training images; 0 for all.
-        tested: At most so many images are measured on each side; 0 for all tests and 10,000 training images.
-        split: With "validation", a tenth of the training images stands in place of those for tests.
+    Weights are float32. On CUDA, or where `half` says so, the network runs in bfloat16 under autocast, and what is left in
+    float32 may use TF32. Measured are all tests and 10,000 training images, or at most `tested` of each; other options are as
+    in `examples.Examples`. The small form has few generated images and an eighth of the channels.
     """
 
     batch = 100
     last = "fc"
     metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
+    at_once = 1000
+    #: Whether weights, like the images, have their channels innermost, as tensor cores like them.
+    channels_last = True
 
     def __init__(
         self,
@@ -57,44 +54,48 @@ class ResNet(Workload):
         folder: Path | None,
         *,
         half: bool | None = None,
-        channels_last: bool = True,
         batch: int = 0,
         examples: int = 0,
         tested: int = 0,
         split: str = "test",
     ) -> None:
         found = images.load("toy-images" if small else "cifar-10", folder)
-        train, test = (SMALL_TRAIN, SMALL_TEST) if small else (len(found.train), len(found.test))
-        self.title = f"ResNet-18{f' of width {SMALL_WIDTH}' if small else ''}, {found.title}"
+        count, tests = (SMALL_TRAIN, SMALL_TEST) if small else (len(found.train), len(found.test))
         self.data, self.checksum = found.title, found.checksum
         self.batch = batch or (SMALL_BATCH if small else self.batch)
         self.half = device == "cuda" if half is None else half
-        self.channels_last = channels_last
         self._device, self._small, self._classes = device, small, found.classes
-        inner, labels = _channels_innermost(found.train[:train]), found.train_labels[:train]
-        aside = _channels_innermost(found.test[: min(test, tested or test)]), found.test_labels[: min(test, tested or test)]
+        inner, other = (x.permute(0, 2, 3, 1).contiguous() for x in (found.train[:count], found.test[:tests]))
+        labels, aside = found.train_labels[:count], (other, found.test_labels[:tests])
         if split == "validation" or examples:
-            chosen, held = cut(train, split, examples)
-            aside = (inner[held][: tested or None], labels[held][: tested or None]) if split == "validation" else aside
-            inner, labels, train = inner[chosen], labels[chosen], len(chosen)
+            chosen, held = cut(count, split, examples)
+            aside = (inner[held], labels[held]) if split == "validation" else aside
+            inner, labels = inner[chosen], labels[chosen]
         self._padded, self._labels = F.pad(inner, (0, 0, PAD, PAD, PAD, PAD)).to(device), labels.to(device)
-        self._test = aside[0].to(device), aside[1].to(device)
+        self._test = aside[0][: tested or None].to(device), aside[1][: tested or None].to(device)
         # The same for every seed and method.
-        measured = torch.randperm(train, generator=noise.generator("examples"))[: tested or MOST_MEASURED]
-        self._measured = inner[measured].to(device), self._labels[measured.to(device)]
+        measured = torch.randperm(len(labels), generator=noise.generator("examples"))[: tested or MOST_MEASURED]
+        self._measured = inner[measured].to(device), labels[measured].to(device)
         mean, std = (torch.tensor(values, device=device) for values in (found.mean, found.std))
         self._scale, self._shift = 1 / (255 * std), -mean / std
-        self.steps = train // self.batch
+        self.steps = len(labels) // self.batch
         self.tensor_cores = device == "cuda" and self.half
         self.arithmetic = _arithmetic(device, self.half)
+        self.title = f"{self._name()}, {found.title}"
         if device == "cuda":
             # All batches have one shape: the search for the fastest kernels is made once, before a graph is captured.
             torch.backends.cudnn.benchmark = True
 
-    def model(self, seed: int) -> nn.Module:
+    def _name(self) -> str:
+        return "ResNet-18" + (f" of width {SMALL_WIDTH}" if self._small else "")
+
+    def build(self) -> nn.Module:
         """ResNet-18 in its form for small images."""
-        width = {"width": SMALL_WIDTH} if self._small else {}
-        made = seeded(lambda: ResNet18(classes=self._classes, **width), seed).to(self._device)
+        return ResNet18(classes=self._classes, **({"width": SMALL_WIDTH} if self._small else {}))
+
+    def model(self, seed: int) -> nn.Module:
+        """In the layout of the images."""
+        made = super().model(seed)
         # Torch's annotations of `Module.to` leave the memory format out.
         return made.to(memory_format=torch.channels_last) if self.channels_last else made  # type: ignore[call-overload]
 
@@ -105,35 +106,22 @@ class ResNet(Workload):
         random = noise.generator("augmentation", seed, epoch)
         places = torch.randint(2 * PAD + 1, (2, count), generator=random)
         mirrored = torch.randint(2, (1, count), generator=random)
-        drawn = torch.cat([order[None], places, mirrored]).to(self._device)
-        for which, top, left, flip in zip(*(row.split(AT_ONCE * self.batch) for row in drawn), strict=True):
+        for drawn in torch.cat([order[None], places, mirrored]).to(self._device).split(AT_ONCE * self.batch, 1):
+            which, top, left, flip = drawn
             x, y = self._normalized(crops(self._padded, which, top, left, flip.bool())), self._labels[which]
             yield from zip(x.split(self.batch), y.split(self.batch), strict=True)
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over the batch."""
-        x, y = batch
         with self._autocast():
-            return F.cross_entropy(model(x), y)
+            return F.cross_entropy(model(batch[0]), batch[1])
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """On 10,000 training images as they are, and on all test images."""
-        model.eval()
-        train_loss, _ = self._measure(model, *self._measured)
-        test_loss, accuracy = self._measure(model, *self._test)
-        model.train()
-        return {"train_loss": train_loss.item(), "test_loss": test_loss.item(), "test_accuracy": accuracy.item()}
-
-    def _measure(self, model: nn.Module, examples: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss and the share of right answers."""
-        loss, right = (torch.zeros((), dtype=torch.float64, device=self._device) for _ in range(2))
-        for x, y in zip(examples.split(EVALUATED), labels.split(EVALUATED), strict=True):
-            with self._autocast():
-                output = model(self._normalized(x))
-            loss += F.cross_entropy(output.float(), y, reduction="sum")
-            right += (output.argmax(1) == y).sum()
-        return loss / len(labels), right / len(labels)
+    def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
+        """With the number of right answers."""
+        with self._autocast():
+            output = model(self._normalized(tensors[0]))
+        loss = F.cross_entropy(output.float(), tensors[1], reduction="sum")
+        return {"loss": loss, "accuracy": (output.argmax(1) == tensors[1]).sum()}
 
     def _normalized(self, inner: UInt8[Tensor, "batch high wide 3"]) -> Float[Tensor, "batch 3 high wide"]:
         """Mean 0 and deviation 1 in each channel; channels stay innermost in memory."""
@@ -150,23 +138,11 @@ def crops(
     left: Int[Tensor, " batch"],
     mirrored: Bool[Tensor, " batch"],
 ) -> UInt8[Tensor, "batch side side 3"]:
-    """Squares cut out of images that have `PAD` pixels more on each side, all by one look-up.
-
-    Args:
-        padded: The images, channels innermost.
-        which: Of the images.
-        top: First row of each square, 0 … 2 `PAD`.
-        left: First column of each.
-        mirrored: Which squares have left and right exchanged.
-    """
+    """Squares of some images that have `PAD` pixels more on each side, from their first rows and columns on, by one look-up."""
     place = torch.arange(padded.shape[1] - 2 * PAD, device=padded.device)
     rows = top[:, None] + place
     columns = left[:, None] + torch.where(mirrored[:, None], place.flip(0), place)
     return padded[which[:, None, None], rows[:, :, None], columns[:, None, :]]
-
-
-def _channels_innermost(inputs: UInt8[Tensor, "images 3 high wide"]) -> UInt8[Tensor, "images high wide 3"]:
-    return inputs.permute(0, 2, 3, 1).contiguous()
 
 
 def _arithmetic(device: str, half: bool) -> str:
@@ -174,3 +150,89 @@ def _arithmetic(device: str, half: bool) -> str:
         return HALF if device == "cuda" else "bfloat16 autocast, float32 weights"
     # Torch allows TF32 in convolutions unless it is told otherwise.
     return "float32, TF32 in convolutions" if device == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
+
+
+class VisionTransformer(nn.Module):
+    """ViT-tiny, on patches of so many pixels a side, with a token for the class."""
+
+    def __init__(
+        self, classes: int = 10, *, width: int = 192, layers: int = 12, heads: int = 3, patch: int = 4, side: int = 32
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(0.02 * torch.randn(1, 1 + (side // patch) ** 2, width))
+        blocks = (
+            nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+            for _ in range(layers)
+        )
+        self.blocks, self.norm, self.head = nn.Sequential(*blocks), nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (batch, classes) of images (batch, 3, height, width)."""
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.first.expand(len(images), -1, -1), patches], 1) + self.places
+        logits: Tensor = self.head(self.norm(self.blocks(tokens)[:, 0]))
+        return logits
+
+
+@registered("cifar-vit", "batch", "examples", "tested", "split")
+class ViT(ResNet):
+    """The same images with another network."""
+
+    last = "head"
+    channels_last = False
+
+    def _name(self) -> str:
+        return "ViT-tiny" + (", 2 layers of width 32" if self._small else "")
+
+    def build(self) -> nn.Module:
+        """The transformer."""
+        return VisionTransformer(self._classes, **({"width": 32, "layers": 2, "heads": 2, "patch": 8} if self._small else {}))
+
+
+def pairs(found: UInt8[Tensor, "images 3 32 32"]) -> tuple[Tensor, Tensor]:
+    """Small and large brightness of the middle of each image."""
+    edge = (found.shape[-1] - SIDE) // 2
+    middle = found[:, :, edge : edge + SIDE, edge : edge + SIDE]
+    # Part by part, because all images in float32 and three colours would fill a small memory.
+    large = torch.cat([torch.einsum("ichw,c->ihw", part / 255, torch.tensor(BRIGHTNESS)) for part in middle.split(1000)])
+    small = F.interpolate(large[:, None], scale_factor=1 / FACTOR, mode="bilinear", antialias=True)
+    return small, large[:, None]
+
+
+class SubPixel(nn.Sequential):
+    """Convolutions on the small image; the last one has nine channels, which become the nine pixels of each place."""
+
+    def __init__(self, channels: int = 64) -> None:
+        first, second = nn.Conv2d(1, channels, 5, padding=2), nn.Conv2d(channels, channels, 3, padding=1)
+        third = nn.Conv2d(channels, channels // 2, 3, padding=1)
+        last = nn.Conv2d(channels // 2, FACTOR**2, 3, padding=1)
+        for layer in (first, second, third):
+            nn.init.orthogonal_(layer.weight, nn.init.calculate_gain("relu"))
+        nn.init.orthogonal_(last.weight)
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), third, nn.ReLU(), last, nn.PixelShuffle(FACTOR))
+
+
+@registered("super-resolution", "batch", "examples", "tested", "split")
+class SuperResolution(Examples):
+    """The network of pytorch/examples: squared error of a pixel; reported is the PSNR."""
+
+    metrics = MappingProxyType({"test_psnr": "PSNR"})
+    last = "6"
+
+    def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 0, **options: Any) -> None:
+        found = images.load("toy-images" if small else "cifar-10", folder)
+        train, test = (pairs(part[:60] if small else part) for part in (found.train, found.test))
+        # 289 images of 30 × 30 have as many pixels as the script's four of 255 × 255.
+        batch, channels = batch or (10 if small else 289), 8 if small else 64
+        source, title = (found.title, found.checksum), f"Super-resolution, {found.title}"
+        super().__init__(train, test, device, source, lambda: SubPixel(channels), title, batch=batch, **options)
+
+    def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
+        """Mean squared error of each image."""
+        return {"loss": (model(tensors[0]) - tensors[1]).square().flatten(1).mean(1).sum()}
+
+    def named(self, train: dict[str, float], test: dict[str, float]) -> dict[str, float]:
+        """In decibels, of all pixels together."""
+        return {"test_psnr": decibels(test["loss"])}
