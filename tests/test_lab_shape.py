@@ -9,7 +9,7 @@ import pytest
 
 LAB = Path(__file__).parent.parent / "src" / "isaac_lab"
 #: All lines of the laboratory. It may be lowered; only new studies raise it.
-CEILING = 19_825
+CEILING = 16_411
 FILES = sorted(LAB.rglob("*.py"))
 
 

@@ -801,7 +801,7 @@ def test_the_keyboard_is_enough(browser: Browser) -> None:
     assert browser.style(".skip", "outlineStyle") == "solid"
     press(Keys.ENTER)
     assert browser.run("return document.activeElement.id") == "main"
-    browser.run("document.querySelector('#figure-curve-mnist-mlp input[type=radio]').focus()")
+    browser.run("document.querySelector('#figure-curve-mnist-mlp input[name$=Horizontal]').focus()")
     before = browser.text("curve-mnist-mlp")
     press(Keys.ARROW_RIGHT)
     browser.until(lambda: browser.text("curve-mnist-mlp") != before)

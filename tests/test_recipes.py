@@ -494,6 +494,19 @@ def test_when_time_is_up_the_same_command_goes_on(smoke: tuple[Path, str], tmp_p
     assert len(records) >= 6
 
 
+def test_several_workers_train_all_recipes_together(smoke: tuple[Path, str], tmp_path: Path) -> None:
+    result = called("--out", str(tmp_path), "--recipes", f"{SMALL},siren", "--workers", "2")
+    assert result.exit_code == 0, result.output
+    store, known = Store(tmp_path / "smoke"), Store(smoke[0] / "smoke")
+    assert {call["panel"] for call in store.about["calls"]} in ({f"{SMALL},siren"}, {f"siren,{SMALL}"})
+    assert set(store.times()) == {SMALL, "siren"}
+    for record in (records := store.records()):
+        other = known.get(record.trial)
+        assert other is not None
+        assert other.digest == record.digest
+    assert len(records) >= 12
+
+
 def test_a_page_is_filled(smoke: tuple[Path, str], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     shutil.copytree(smoke[0] / "smoke", tmp_path / "out" / "smoke")

@@ -138,39 +138,51 @@ def chosen(names: Sequence[str]) -> list[Recipe]:
 
 
 def run(recipes: Sequence[Recipe], store: Store, scale: str, means: Means) -> Store:
-    """Train what is due, recipe by recipe, and time the steps. Where a recipe's data are missing the others go on.
+    """Train what is due, and time the steps. Where a recipe's data are missing the others go on.
+
+    One recipe after the other; several workers train all of them together, so that none waits for a recipe's last run.
 
     Raises:
         DataError: Of the only recipe.
         RecipeError: There is none whose data are there.
     """
-    device, before, left_out = means.call.device, store.about.get("device"), 0
+    device, before = means.call.device, store.about.get("device")
     if before not in (None, device) and store.records():
         raise RecipeError(f"{store.folder} has recipes on {before}; name another --out for {device}")
     with means.writing(store), threads(means.threads):
-        for recipe in recipes:
-            try:
-                _run(recipe, store, scale, means)
-            except DataError as error:
-                if len(recipes) == 1:
-                    raise
-                left_out += 1
-                means.say(f"{recipe.title} is left out: {error}")
-    if left_out == len(recipes):
-        raise RecipeError("none of the recipes has its data; name a folder that has them with --data")
+        networks = _networks(recipes, scale, means)
+        there = [recipe for recipe in recipes if recipe.name in networks]
+        if not there:
+            raise RecipeError("none of the recipes has its data; name a folder that has them with --data")
+        for some in [there] if means.call.executor == "processes" else [[recipe] for recipe in there]:
+            _run(some, networks, store, scale, means)
     return store
 
 
-def _run(recipe: Recipe, store: Store, scale: str, means: Means) -> None:
-    call = means.call
-    # Loads the data, and so says what is missing before any run; some networks are decided by the environment.
-    network = load(arms(recipe, scale)["plain"].finals(None)[0], device=call.device, folder=call.folder).network
-    networks = store.about.get("networks", {}) | ({recipe.name: network} if network else {})
-    own, how = arms(recipe, scale, network), SCALES[scale]
-    about = {"id": "recipes", "scale": scale, "device": call.device, "networks": networks}
-    train([(recipe.title, list(own.values()))], store, means, about, recipe.name)
-    timed = {name: own[name].finals(None)[0] for name in ARMS[:2]}
-    clock(recipe.name, timed, store, means, f"{recipe.title}: the time of a step", rounds=how.rounds, turn=how.turn)
+def _networks(recipes: Sequence[Recipe], scale: str, means: Means) -> dict[str, str]:
+    """What is trained, where the environment decides that; of the recipes whose data are there: they are loaded here."""
+    call, found = means.call, {}
+    for recipe in recipes:
+        plain = arms(recipe, scale)["plain"].finals(None)[0]
+        try:
+            found[recipe.name] = load(plain, device=call.device, folder=call.folder).network
+        except DataError as error:
+            if len(recipes) == 1:
+                raise
+            means.say(f"{recipe.title} is left out: {error}")
+    return found
+
+
+def _run(recipes: Sequence[Recipe], networks: Mapping[str, str], store: Store, scale: str, means: Means) -> None:
+    """Train and time some together."""
+    own, how = {recipe.name: arms(recipe, scale, networks[recipe.name]) for recipe in recipes}, SCALES[scale]
+    known = store.about.get("networks", {}) | {name: networks[name] for name in own if networks[name]}
+    about = {"id": "recipes", "scale": scale, "device": means.call.device, "networks": known}
+    title = f"{len(recipes)} recipes" if len(recipes) > 1 else recipes[0].title
+    train([(title, [arm for some in own.values() for arm in some.values()])], store, means, about, ",".join(own))
+    for recipe in recipes:
+        timed = {name: own[recipe.name][name].finals(None)[0] for name in ARMS[:2]}
+        clock(recipe.name, timed, store, means, f"{recipe.title}: the time of a step", rounds=how.rounds, turn=how.turn)
 
 
 def results(store: Store, scale: str) -> dict[str, dict[str, Any]]:
