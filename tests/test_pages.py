@@ -230,6 +230,14 @@ def test_the_table_on_the_auto_encoder_is_that_of_its_record(capsys: pytest.Capt
     assert cells(WHICH, "MNIST auto-encoder") == ["AdamW", plain, ours, f"{float(p):.1g}", "3"]
 
 
+def test_the_table_on_taking_the_line_out_is_that_of_its_record(capsys: pytest.CaptureFixture[str]) -> None:
+    back = tool("hand_back")
+    runs = [json.loads(line) for line in back.RECORD.read_text(encoding="utf-8").splitlines()]
+    assert sorted((run["arm"], run["seed"]) for run in runs) == sorted((arm, seed) for arm in back.ARMS for seed in back.SEEDS)
+    back.report(runs)
+    assert capsys.readouterr().out in (ROOT / "docs" / "when-not.md").read_text(encoding="utf-8")
+
+
 def test_what_pages_say_of_all_races_is_what_their_records_say() -> None:
     races = [summary.data for summary in summaries(ROOT / "results" / "race")]
     lowest = Counter(standings.lowest(race) for race in races)
