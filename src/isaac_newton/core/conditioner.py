@@ -341,15 +341,15 @@ def multiply_own(
     if inverse is None or inverse.dtype is not a.dtype or a.shape[0] >= min(a.shape[1], g.shape[1]):
         return _as_long_as(torch.mm(plain.mT, a), _own_product(g, by))
     # ‖gᵀa‖² = ⟨g gᵀ, a aᵀ⟩: with few rows no norm of a large matrix is needed. Where values may not be looked at, it is formed
-    # of numbers around 1, whose squares neither overflow nor vanish.
+    # of numbers around 1, whose squares neither overflow nor vanish; on a GPU those would be four more launches.
     can_look = a.device.type == "cpu" and not kernels.is_differentiable(g, a)
     with cpu.unrounded(a) if has_values(a) else cpu.NOTHING:
         gram = by.found.gram
         gram = torch.mm(a, a.mT) if gram is None else gram
-        if can_look:
+        if can_look or a.is_cuda:
             used = torch.mm(inverse, g)
             before, after = _length(plain, gram), _length(used, gram)
-            if not (cpu.is_safe(before) and cpu.is_safe(after)):
+            if can_look and not (cpu.is_safe(before) and cpu.is_safe(after)):
                 return _as_long_as(torch.mm(plain.mT, a), _own_product(g, by))
             ratio = equations.quotient(before, after)
         else:
