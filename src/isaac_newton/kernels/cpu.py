@@ -238,8 +238,9 @@ def ratio(
 
 def norms(*xs: Float[Tensor, "..."]) -> list[Float[Tensor, ""]]:
     """‖x‖ of each, also of numbers whose squares overflow or vanish in their type."""
-    if kernels.is_differentiable(*xs) or xs[0].device.type not in ("cpu", "cuda"):
-        return [_scaled_norm(x) for x in xs]
+    if kernels.is_differentiable(*xs):
+        # The compiler widens each number as it reads it: one pass, and no copy.
+        return [torch.linalg.vector_norm(x, dtype=torch.float64) for x in xs]
     if xs[0].is_cuda:
         return torch_private.wide_norms(xs)
     found = [torch.linalg.vector_norm(x) for x in xs]
@@ -251,14 +252,6 @@ def norms(*xs: Float[Tensor, "..."]) -> list[Float[Tensor, ""]]:
 def is_safe(norm: Float[Tensor, ""]) -> bool:
     """Whether the squares of which it was made were neither too large nor too small for float32."""
     return _SHORTEST < norm.item() < math.inf
-
-
-def _scaled_norm(x: Float[Tensor, "..."]) -> Float[Tensor, ""]:
-    """Of what the compiler or torch.func sees, which look at no value: of no effect on derivatives."""
-    largest = torch.linalg.vector_norm(x, math.inf)
-    unit = torch.where(largest > 0, largest, 1.0)
-    norm: Tensor = torch.linalg.vector_norm(x / unit)
-    return unit * norm
 
 
 @functools.lru_cache(maxsize=32)
