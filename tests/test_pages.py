@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,7 @@ from isaac_lab.record import Store
 from isaac_lab.report.page import build
 from isaac_lab.report.race import summaries
 from isaac_lab.stats import LEVEL, contrast
+from isaac_lab.studies import recipes
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.studies.paper.folder import view
 from isaac_lab.studies.paper.recipe import SCALES
@@ -170,6 +172,34 @@ def test_what_the_readme_says_of_all_recipes_is_what_their_page_says() -> None:
     assert f"and {whole - count['better'] - len(lower)} show no difference" in readme
     assert "VAE and Diamonds are better than plain at its best rate too" in readme
     assert "The DeepONet is level with it, and the Fourier features are behind it" in readme
+
+
+def on_the_way(recipe: str, quantity: str) -> dict[int, tuple[float, float, float]]:
+    """By step: the means of plain and of the line at full length, and Welch's p of their difference."""
+    own = recipes.arms(recipes.RECIPES[recipe], "standard")
+    store = Store(ROOT / "results" / "recipes" / "standard")
+    sides = [[store.get(trial) for trial in own[arm].finals(None)] for arm in ("plain", "line")]
+    curves = [[{point["step"]: point[quantity] for point in run.points} for run in side if run] for side in sides]
+    found = {}
+    for step in list(curves[0][0])[1:]:
+        plain, line = ([curve[step] for curve in side] for side in curves)
+        found[int(step)] = fmean(plain), fmean(line), contrast(plain, line).p
+    return found
+
+
+def test_what_pages_say_of_the_way_to_the_end_is_what_the_records_say() -> None:
+    error, loss = (on_the_way("deep-autoencoder", name) for name in ("test_error", "train_loss"))
+    assert [f"{value:.3g}" for value in error[1200]] == ["8.94", "7.6", "0.000524"]
+    assert error[2400][2] > LEVEL
+    assert all(line > plain and p < LEVEL for step, (plain, line, p) in error.items() if step >= 3600)
+    assert loss[3600][2] > LEVEL
+    assert all(line > plain and p < LEVEL for step, (plain, line, p) in loss.items() if step >= 4800)
+    plain, line, p = on_the_way("mnist-mlp", "test_loss")[10000]
+    assert [f"{plain:.4f}", f"{line:.4f}", f"{p:.2g}"] == ["0.0745", "0.0856", "0.04"]
+    squared = on_the_way("diamonds", "test_rmse")
+    assert f"{squared[6120][2]:.2g}" == "0.16"
+    assert squared[1360][1] > squared[1360][0]
+    assert f"{squared[1360][2]:.2g}" == "0.0011"
 
 
 @pytest.mark.parametrize(
