@@ -35,24 +35,16 @@ from reference import TOLERANCE, assert_close, zeta_star
 DAMPING = 0.1
 
 
-def _bucket_module() -> Any:
-    """Where the size of a bucket stands; None in a library without buckets."""
-    with contextlib.suppress(ModuleNotFoundError):
-        module = importlib.import_module("isaac_newton.core.use")
-        return module if hasattr(module, "BUCKET") else None
-    return None
-
-
-BUCKETS = _bucket_module()
+#: Where the size of a bucket stands.
+BUCKETS = importlib.import_module("isaac_newton.core.bucket")
 ALL = 1000
-SIZES = [1] if BUCKETS is None else [1, 2, 16, ALL]
+SIZES = [1, 2, 16, ALL]
 
 
 @contextlib.contextmanager
 def bucket_of(size: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        if BUCKETS is not None:
-            patch.setattr(BUCKETS, "BUCKET", size)
+        patch.setattr(BUCKETS, "BUCKET", size)
         yield
 
 
@@ -513,23 +505,8 @@ def assert_same(seen: Seen, expected: Seen) -> None:
         assert_close(seen[name], gradient)
 
 
-GRADIENTS_OF_GRADIENTS = {"create graph", "a gradient penalty", "a residual of a differential equation"}
-
-
-def wrong_without_buckets(name: str, form: str) -> str | None:
-    if name == "create graph" and "relative" in form:
-        return "the derivative takes a relative damping for a constant"
-    every_row = not any(word in form for word in ("reduce", "max_rows", "convolutions"))
-    return "P · g₁ + g₂ instead of P · (g₁ + g₂)" if every_row and name in GRADIENTS_OF_GRADIENTS else None
-
-
-def case(name: str, form: str) -> Any:
-    reason = wrong_without_buckets(name, form) if BUCKETS is None else None
-    mark = [] if reason is None else [pytest.mark.xfail(raises=(AssertionError, UserWarning), reason=reason)]
-    return pytest.param(name, form, marks=mark, id=f"{name}, {form}")
-
-
-@pytest.mark.parametrize(("name", "form"), [case(name, form) for name in SITUATIONS for form in FORMS])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", SITUATIONS)
 def test_a_situation_gives_the_definition_and_does_not_see_buckets(name: str, form: str, bucket: int) -> None:
     seen = SITUATIONS[name](Run(FORMS[form]))
     assert_same(seen, by_definition(name, form))
@@ -674,7 +651,6 @@ def kept_inputs(model: nn.Sequential, x: Tensor, go: Callable[[nn.Sequential, Te
         gc.enable()
 
 
-@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad" if BUCKETS is None else "error")
 @pytest.mark.parametrize("name", PASSES)
 @pytest.mark.parametrize("form", FORMS)
 def test_inputs_are_released_as_early_as_torch_releases_them(form: str, name: str, bucket: int) -> None:

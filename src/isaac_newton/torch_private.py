@@ -22,6 +22,7 @@ __all__ = [
     "break_graph",
     "call",
     "convolution_gradients",
+    "copy_each",
     "current_pass",
     "detached",
     "differentiates_forward",
@@ -34,11 +35,13 @@ __all__ = [
     "is_flattened",
     "is_hooked",
     "is_one_of_many",
+    "is_quiet",
     "is_transformed",
     "keeps_graph",
     "may_be_watched",
     "no_view",
     "node_of",
+    "parts_of",
     "raw_stream",
     "recurrent_kernel",
     "remove_forward_pre_hooks",
@@ -66,6 +69,8 @@ keeps_graph: Callable[[], bool] = _C._autograd._get_current_graph_task_keep_grap
 is_autocast_on: Callable[[], bool] = _C._is_any_autocast_enabled
 #: Whether torch.func is watching.
 is_transformed: Callable[[], bool] = _C._are_functorch_transforms_active
+#: The current CUDA stream of a device as a number, without making an object for it. A torch without CUDA never asks.
+raw_stream: Callable[[int], int] = getattr(_C, "_cuda_getCurrentRawStream", int)
 
 #: The common base of torch's batch norms.
 BATCH_NORMS: type[nn.Module] = nn.modules.batchnorm._NormBase
@@ -99,7 +104,28 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 def saves_elsewhere() -> bool:
     """Whether hooks on saved tensors are on (activation checkpointing, offloading): then inputs may not be kept beside them."""
-    return _C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return _saved_tensor_hooks(False) is not None
+
+
+_saved_tensor_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
+_tracing_state: Callable[[], object] = _C._get_tracing_state
+
+
+def is_quiet() -> bool:
+    """Whether an ordinary forward pass runs whose gradients are wanted: all that the others here ask, in one call."""
+    return (
+        torch.is_grad_enabled()
+        and not is_transformed()
+        and _tracing_state() is None
+        and _saved_tensor_hooks(False) is None
+        and current_pass() < 0
+        and forward_ad._current_level < 0
+    )
+
+
+def parts_of(module: nn.Module) -> tuple[dict[str, nn.Parameter | None], dict[int, Any], dict[int, Any]]:
+    """Its parameters and both kinds of backward hooks, as it keeps them: to look an attribute up takes longer."""
+    return module._parameters, module._backward_hooks, module._backward_pre_hooks
 
 
 def has_values(x: Tensor) -> bool:
@@ -112,7 +138,7 @@ def is_exported() -> bool:
 
     `torch.compiler.is_exporting` says the first too, but in compiled code of torch 2.9 to 2.11 it is always true.
     """
-    return torch.compiler._is_exporting_flag or _C._get_tracing_state() is not None
+    return torch.compiler._is_exporting_flag or _tracing_state() is not None
 
 
 def hint(size: Any) -> int:
@@ -183,12 +209,6 @@ def node_of(output: Tensor) -> Any:
     return output.grad_fn if whole is None or whole.grad_fn is None else whole.grad_fn
 
 
-def raw_stream(device: int) -> int:
-    """The current CUDA stream of a device as a number, without making an object for it."""
-    number: int = _C._cuda_getCurrentRawStream(device)
-    return number
-
-
 def is_hooked(parameter: Any) -> bool:
     """Whether somebody may look at a gradient of this parameter before the backward pass ends."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
@@ -210,7 +230,7 @@ def may_be_watched(module: nn.Module) -> bool:
     Backward hooks of the module may read `.grad`. Hooks on saved tensors own the input. Tangents pass one weight at a time.
     """
     hooked = module._backward_hooks or module._backward_pre_hooks or forward_ad._current_level >= 0
-    return bool(hooked or _C._autograd._top_saved_tensors_default_hooks(False) is not None)
+    return bool(hooked or saves_elsewhere())
 
 
 def remove_forward_pre_hooks(module: nn.Module, chosen: Callable[[Any], bool]) -> None:
@@ -251,6 +271,11 @@ def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor]:
 def wide_norms(xs: Sequence[Tensor]) -> list[Tensor]:
     """‖x‖ of each on a GPU, with squares in float64. The public function would copy all numbers to that type first."""
     return list(torch._foreach_norm(list(xs), 2, torch.float64))
+
+
+def copy_each(to: Sequence[Tensor], xs: Sequence[Tensor]) -> None:
+    """Copy each to its place, whatever the types, in few launches. No public function does that."""
+    torch._foreach_copy_(list(to), list(xs))
 
 
 def break_graph(reason: str) -> None:

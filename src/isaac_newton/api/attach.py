@@ -13,7 +13,7 @@ from isaac_newton.api.handle import Handle
 from isaac_newton.api.masks import hook_models, unhook_models
 from isaac_newton.api.tied import apart
 from isaac_newton.api.watch import Watch, listed
-from isaac_newton.core import use
+from isaac_newton.core import bucket as buckets
 from isaac_newton.core.checks import check_choice
 from isaac_newton.core.distributed import Ranks
 from isaac_newton.core.layer import ConditionedLayer, child, live_layers
@@ -143,13 +143,13 @@ def attach(
 
 def _fill_buckets(sites: Iterable[ConditionedLayer]) -> None:
     """Neighbouring weights share a node of the graph: a few nodes for a model, in place of one for each layer."""
-    bucket = use.Bucket()
+    bucket = buckets.Bucket()
     for site in sites:
         weight = getattr(site.module, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.dim() > 1 and not isinstance(site.module, _EMBEDDINGS):
-            if len(bucket.weights) == use.BUCKET:
-                bucket = use.Bucket()
-            site.bucket = bucket, bucket.add(weight)
+            if len(bucket.weights) == buckets.BUCKET:
+                bucket = buckets.Bucket()
+            site.bucket = bucket, bucket.add(weight, getattr(site.module, "bias", None))
 
 
 def _find_time_first(model: nn.Module, sites: Iterable[ConditionedLayer]) -> None:

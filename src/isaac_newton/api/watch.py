@@ -70,6 +70,7 @@ class Watch:
         self._news: list[str] = []
         #: Layers that are no longer what was attached, with what happened to them.
         self.gone: dict[str, str] = {}
+        self._buckets = {site.bucket[0] for site in sites.values() if site.bucket is not None}
         self._is_on_cpu = all(p.device.type == "cpu" for p in model.parameters())
         self._hook_weights()
         #: Steps of optimizers since the last backward pass, that pass, and at how many of them somebody looks.
@@ -145,6 +146,8 @@ class Watch:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """When some optimizer has stepped: where all layers were replaced no backward pass tells."""
+        for bucket in self._buckets:
+            bucket.forget_copies()
         if self._run.options.when == "step":
             notice_unbound(self._sites, optimizer)
         now = self._run.backward_passes

@@ -5,33 +5,35 @@ a layer whose backward pass is ours: a linear layer all of whose rows feed its c
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.compiler import is_compiling
 
 from isaac_newton import torch_private
 from isaac_newton.core import traced
 from isaac_newton.core.beginning import begin, begin_all
+from isaac_newton.core.bucket import Bucket
 from isaac_newton.core.checks import check_tensors
 from isaac_newton.core.conditioner import Conditioner, multiply_own, share_beyond
 from isaac_newton.core.layer import ConditionedLayer
-from isaac_newton.core.operations import LINEAR, Operation, half_type
+from isaac_newton.core.operations import LINEAR, Forward, Operation, autocast_type, copies, half_type
+from isaac_newton.core.ordinary import ordinary_call
 from isaac_newton.core.outputs import condition_outputs, keep_output_rows, output_conditioner
 from isaac_newton.core.rows import PLAIN, Arrange, as_rows, cast, layout_of, rows, sequence
-from isaac_newton.core.use import Alone, Bucket, Use, has_own_form, made_for, multiplied
+from isaac_newton.core.use import Alone, Use, has_own_form, made_for, multiplied
 from isaac_newton.kernels import streams
-from isaac_newton.torch_private import full_precision
+from isaac_newton.torch_private import full_precision, is_transformed, may_be_watched, node_of
 
 __all__ = ["apply", "condition", "hand_out"]
 
-#: `operation(input, weight, bias)`.
-Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
 
 class _Conditions(Protocol):
+    size: int
+
     def condition(
         self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
     ) -> Sequence[Tensor | None]: ...
@@ -72,12 +74,12 @@ def apply(
     Where the layer computes an `Operation`, its gradients can be had one by one. `arrange` and `outputs` say how the input and
     the gradient of the output become rows, `transposed` whether dimension 0 of the weight holds the features.
     """
-    if torch.compiler.is_compiling() or torch_private.is_transformed():  # `is_traced`, a call less for each layer
+    if is_compiling() or is_transformed():  # `is_traced`, a call less for each layer
         return traced.apply(operation, x, weight, bias, layer, arrange, transposed, outputs)
     if not (torch.is_grad_enabled() and weight.requires_grad):
         layer.met_frozen()
         return operation(x, weight, bias)
-    run, shared = layer.run, layer.bucket
+    run, place = layer.run, layer.bucket
     use = _use_of(operation, x, weight, bias, layer, arrange, transposed, outputs)
     if run.row_observer is not None:
         observe(use)
@@ -86,11 +88,13 @@ def apply(
         _note(use, weight, bias, torch_private.saves_elsewhere())
         output: Tensor = torch_private.call(_Layer, x, weight, bias, operation, use)
         return output
-    if shared is not None and _shares_a_node(shared, use, weight):
-        x = _as_multiplied(use, x) if torch_private.is_autocast_on() else x
-        use.wait()
-        output = operation(x, shared[0].take(use, weight, shared[1], hand_out), bias)
-        node = torch_private.node_of(output)
+    if place is not None and _shares_a_node(place, use, weight):
+        if arrange is sequence and layer.ordinary is None:
+            layer.ordinary = ordinary_call(layer, place, operation, use.layout, hand_out)
+        half = autocast_type(weight)
+        x = use.in_type(x, half) if half is not None and x.dtype is torch.float32 else x
+        output = operation(x, *place[0].take(use, place[1], bias, half, hand_out))
+        node = node_of(output)
         if node is not None:
             node.metadata[Use] = use  # the graph of the call owns the use
     else:
@@ -142,9 +146,11 @@ def condition(
     return _alone(use, weight, bias)
 
 
-def hand_out(conditions: _Conditions, saved: Tensor | None, *weights: Tensor) -> Sequence[Tensor]:
-    """The weights under other names: what comes back goes through `conditions`."""
-    names: Sequence[Tensor] = torch_private.call(_Weights, conditions, saved, *weights)
+def hand_out(
+    conditions: _Conditions, saved: Tensor | None, *weights: Tensor, copied: torch.dtype | None = None
+) -> Sequence[Tensor]:
+    """The weights under other names, or copies of theirs in a type: what comes back goes through `conditions`."""
+    names: Sequence[Tensor] = torch_private.call(_Weights, conditions, saved, copied, *weights)
     return names
 
 
@@ -172,24 +178,14 @@ def _use_of(
     outputs_as: Arrange = sequence,
 ) -> Use:
     """One call of a layer."""
-    run, shape = layer.run, weight.shape
-    joint = run.options.bias == "joint" and is_joint(bias, layer)
+    run, options, shape = layer.run, layer.run.options, weight.shape
     own = operation is LINEAR and has_own_form(x, layer, arrange)
+    if not transposed and arrange is sequence and options.is_of_each_pass and options.bias == "plain":
+        return Use(layer, PLAIN, x, run.mask, own, shape[0])
+    joint = options.bias == "joint" and is_joint(bias, layer)
     outputs = weight.numel() // max(shape[0], 1) if transposed else shape[0]
-    where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if run.options.when == "step" else None
-    plain = arrange is sequence and not (transposed or joint)
-    layout = PLAIN if plain else layout_of(arrange, transposed, joint, outputs_as)
-    return Use(layer, layout, x, run.mask, own, outputs, where)
-
-
-def _as_multiplied(use: Use, x: Tensor) -> Tensor:
-    """The input in the type in which the layer will multiply it: autograd keeps that one, so the use need not keep another."""
-    half = half_type(x) if x.dtype is torch.float32 else None
-    if half is None:
-        return x
-    use.source = use.layer.run.source_of(x)
-    use.kept = x.to(half)
-    return use.kept
+    where = layer.slice(weight, transposed=transposed, bias=bias if joint else None) if options.when == "step" else None
+    return Use(layer, layout_of(arrange, transposed, joint, outputs_as), x, run.mask, own, outputs, where)
 
 
 def _is_split(operation: Forward, use: Use) -> bool:
@@ -202,14 +198,14 @@ def _is_split(operation: Forward, use: Use) -> bool:
 
 def _shares_a_node(place: tuple[Bucket, int], use: Use, weight: Tensor) -> bool:
     """Whether a weight may be in a bucket with others; if not, it has a node of its own."""
-    (bucket, number), run = place, use.layer.run
+    run = use.layer.run
     return (
-        bucket.weights[number] is weight  # not parametrized, not FSDP2's, not swapped
+        place[0].weights[place[1]] is weight  # not parametrized, not FSDP2's, not swapped
         and (run.options.few_rows or _has_few_rows(use))
         and not (use.layout.joint or run.alone)
         and run.options.ranks is None  # collectives need one order on all ranks
         and run.capture is None
-        and not torch_private.may_be_watched(use.layer.module)
+        and not may_be_watched(use.layer.module)
     )
 
 
@@ -249,23 +245,25 @@ class _Weights(torch.autograd.Function):
     """Weights under other names: what comes back is conditioned before autograd shows it to anybody."""
 
     @staticmethod
-    def forward(ctx: _Context, conditions: _Conditions, saved: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: _Context, conditions: _Conditions, saved: Tensor | None, copied: torch.dtype | None, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.conditions, ctx.has_saved = conditions, saved is not None
         ctx.set_materialize_grads(False)
         if saved is not None:
             ctx.save_for_backward(saved)
         # Of what is returned as it came autograd makes views, which takes longer.
-        return tuple([weight.detach() for weight in weights])
+        return tuple([weight.detach() for weight in weights] if copied is None else copies(weights, copied))
 
     @staticmethod
     def backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        nodes = [node for node, _ in ctx.next_functions[1 if ctx.has_saved else 0 :]]
-        wanted = torch_private.will_compute_each(nodes)
+        first, size = int(ctx.has_saved), ctx.conditions.size
+        wanted = torch_private.will_compute_each([node for node, _ in ctx.next_functions[first : first + size]])
         saved = ctx.saved_tensors[0] if ctx.has_saved else None
-        return None, None, *ctx.conditions.condition(gradients, saved, wanted)
+        return None, None, None, *ctx.conditions.condition(gradients, saved, wanted)
 
     @staticmethod
-    def jvp(ctx: _Context, conditions: None, saved: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    def jvp(ctx: _Context, conditions: None, saved: None, copied: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 

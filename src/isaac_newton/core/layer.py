@@ -21,8 +21,8 @@ from isaac_newton.core.statistics import Statistics
 from isaac_newton.math import equations
 
 if TYPE_CHECKING:
+    from isaac_newton.core.bucket import Bucket
     from isaac_newton.core.conditioner import Conditioner
-    from isaac_newton.core.use import Bucket
 
 __all__ = ["ConditionedLayer", "child", "layer_of", "live_layers"]
 
@@ -82,6 +82,8 @@ class ConditionedLayer:
         self.repeats = Repeats()
         #: The bucket of its weight, and the number of the weight there.
         self.bucket: tuple[Bucket, int] | None = None
+        #: The short way of calls that have nothing special, once one such call has been seen.
+        self.ordinary: Callable[[Tensor], Tensor | None] | None = None
         #: Of its uses in compiled code: a number that this code tells when it runs, and the sizes.
         self.compiled: list[tuple[int, tuple[Any, ...]]] = []
         if run.options.when == "step" and module is not None:
@@ -106,10 +108,14 @@ class ConditionedLayer:
         self._enroll()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "compiled": []}
+        return {**self.__dict__, "compiled": [], "ordinary": None}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass: conditioned where gradients are computed, the original one otherwise."""
+        if self.ordinary is not None and len(args) == 1 and not kwargs and not torch.compiler.is_compiling():
+            output = self.ordinary(args[0])
+            if output is not None:
+                return output
         run = self.run
         if not (run.differs and is_special(run)):
             return self._call(args, kwargs)
@@ -145,7 +151,7 @@ class ConditionedLayer:
             raise RuntimeError("when='step' does not know the replicas of DataParallel: use DistributedDataParallel")
         replica = torch_private.replica_of(self.module)
         stand_in = copy.copy(self)
-        stand_in._module, stand_in.bucket = replica, None
+        stand_in._module, stand_in.bucket, stand_in.ordinary = replica, None, None
         replica.forward = stand_in
         return replica
 
@@ -160,7 +166,7 @@ class ConditionedLayer:
 
     def detach(self) -> None:
         """Give the layer its own forward pass back, also where another tool has put something around this one."""
-        self.adapter = _plain
+        self.adapter, self.ordinary = _plain, None
         attributes = vars(self.module)
         attributes.pop(torch_private.REPLICATE, None)
         if attributes.get("forward") is self:
@@ -209,17 +215,15 @@ class ConditionedLayer:
         own: bool,
     ) -> None:
         """Note the sizes of what was multiplied, and where somebody inspects, what that did."""
+        run, rows = self.run, made.rows
+        self.statistics.note_sizes(run.backward_passes, rows.total, rows.r.shape, outputs, own)
         if made.lost_digits:
             self.lost_digits()
-        run, r = self.run, made.rows.r
-        shape = r.shape
-        groups = shape[0] if len(shape) > 2 else 1
-        self.statistics.note_sizes(run.backward_passes, made.rows.total, shape[-2], shape[-1], outputs, groups, own)
         if self.left is not None:
             self.left.append(conditioned)
         if run.inspecting:
             before = plain if isinstance(plain, Tensor) else plain()
-            self.inspect(lambda: equations.spectrum(r), made.damping, before, conditioned)
+            self.inspect(lambda: equations.spectrum(rows.r), made.damping, before, conditioned)
 
     def check_features(self, weight: Tensor, x: Tensor, are_last: bool, transposed: bool) -> None:
         """Refuse rows that this weight cannot multiply."""
@@ -270,12 +274,10 @@ class ConditionedLayer:
     def take(self, where: WeightSlice, part: Part, gradient: Tensor) -> None:
         """The same of rows whose second moment is known."""
         self.run.enter_pass()
-        groups, count, features = part.shape
+        groups, _, features = part.shape
         where = where._replace(groups=groups)
         outputs = gradient.numel() // max(groups * (features - (where.bias is not None)), 1)
-        self.statistics.note_sizes(
-            self.run.backward_passes, part.total, count, features, outputs, groups=groups, own_rows=False
-        )
+        self.statistics.note_sizes(self.run.backward_passes, part.total, part.shape, outputs, own_rows=False)
         if self.left is not None:
             self.left.append(gradient)
         self.keep(where, part.moment)

@@ -1,16 +1,19 @@
 """What layers compute, and their gradients one by one: captured steps form those of weights beside the chain of the others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from isaac_newton.torch_private import convolution_gradients, is_autocast_on
+from isaac_newton.torch_private import convolution_gradients, copy_each, is_autocast_on
 
-__all__ = ["LINEAR", "Convolution", "Operation", "half_type"]
+__all__ = ["LINEAR", "Convolution", "Forward", "Operation", "autocast_type", "copies", "half_type"]
+
+#: `operation(input, weight, bias)`.
+Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @runtime_checkable
@@ -28,6 +31,21 @@ class Operation(Protocol):
 
     def bias_gradient(self, g: Tensor) -> Tensor:
         """Likewise."""
+
+
+def autocast_type(x: Tensor) -> torch.dtype | None:
+    """The type to which autocast will bring this, if that is another one."""
+    if x.dtype is not torch.float32 or not is_autocast_on():
+        return None
+    kind = "cuda" if x.is_cuda else x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def copies(xs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Copies of all in this type, by few launches."""
+    results = [torch.empty_like(x, dtype=dtype) for x in xs]
+    copy_each(results, xs)
+    return results
 
 
 def half_type(x: Tensor) -> torch.dtype | None:

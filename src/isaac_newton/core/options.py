@@ -41,7 +41,7 @@ OutputCurvature: TypeAlias = Literal["sampled", "exact", "empirical"]
 OutputDamping: TypeAlias = Damping | Literal["kfac"]
 Sharing: TypeAlias = Literal["expand", "reduce"]
 When: TypeAlias = Literal["backward", "step"]
-#: Called with a conditioned layer and its rows (groups, rows, features), or the counts of an embedding's tokens.
+#: Called with a layer and its rows (groups, rows, features), or the counts of an embedding's tokens.
 RowObserver: TypeAlias = Callable[[Any, Tensor], None]
 
 #: Forward passes whose graphs are dropped leave dead references behind.
@@ -89,8 +89,7 @@ class Options:
         check_flag("keep_norm", self.keep_norm)
         check_flag("spread", self.spread)
         few = self.sharing == "reduce" or self.max_rows is not None or self.when == "step"
-        object.__setattr__(self, "few_rows", few)
-        object.__setattr__(self, "is_of_each_pass", self.when == "backward" and self.ranks is None)
+        vars(self).update(few_rows=few, is_of_each_pass=self.when == "backward" and self.ranks is None)
         check_count("samples", self.samples)
         check_count("refresh", self.refresh)
         if self.max_rows is not None:

@@ -161,12 +161,9 @@ def rows(uses: Uses) -> list[Rows]:
     found: dict[int, Rows] = {}
     for lane in dict.fromkeys(lanes):
         numbers = [number for number, other in enumerate(lanes) if other == lane]
-        found.update(zip(numbers, _LANES[lane](*_chosen(numbers, uses, inputs)), strict=True))
+        made = _LANES[lane]([uses[number] for number in numbers], [inputs[number] for number in numbers])
+        found.update(zip(numbers, made, strict=True))
     return [found[number] for number in range(len(uses))]
-
-
-def _chosen(numbers: Sequence[int], uses: Uses, inputs: Sequence[Tensor]) -> tuple[Uses, Sequence[Tensor]]:
-    return [uses[number] for number in numbers], [inputs[number] for number in numbers]
 
 
 def _rows(use: "Use", r: Float[Tensor, "*groups rows in"], total: int, counted: Tensor | None = None) -> Rows:
@@ -197,6 +194,8 @@ def _lane(use: "Use", x: Tensor, grouped: bool) -> str:
     """Which of the ways below an input goes."""
     if use.own:
         return "own"
+    if grouped and use.lane is not None:
+        return use.lane
     options, is_sequence = use.layer.run.options, use.layout.arrange is sequence
     if is_sequence and not options.few_rows and use.mask is None and options.ranks is None:
         return "own"

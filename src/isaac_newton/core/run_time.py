@@ -78,7 +78,10 @@ def _passing(run: int, use: int, total: int, count: int, device: torch.device) -
         for layer in _compiled_layers(found):
             for number, sizes in layer.compiled:
                 if number == use:
-                    layer.statistics.note_sizes(now, *(sizes if number < 0 else (total, count, *sizes[2:])))
+                    own_total, own_count, features, outputs, groups, own = sizes
+                    all_rows, some = (own_total, own_count) if number < 0 else (total, count)
+                    shape = (some, features) if groups == 1 else (groups, some, features)
+                    layer.statistics.note_sizes(now, all_rows, shape, outputs, own)
     return torch.ones((), device=device)
 
 

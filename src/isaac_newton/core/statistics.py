@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -104,8 +104,8 @@ class Statistics:
     #: Sizes, not costs: layers note them in every backward pass, and hardly anybody asks. How often each was seen, the last
     #: one last; so it stays short even where `backward_passes` is held at one number.
     _uses: dict[_Use | _Lookup, int] = field(default_factory=dict, repr=False)
-    #: The only use of the last pass, if there was one only.
-    _once: _Use | _Lookup | None = field(default=None, repr=False)
+    #: What was noted in the last pass, if that was one use only.
+    _once: tuple[Any, ...] | None = field(default=None, repr=False)
     _inspected: "_Inspected | None" = field(default=None, repr=False)
     _on_device: Tensor | None = field(default=None, repr=False)
 
@@ -154,29 +154,28 @@ class Statistics:
             self.fallbacks += failures
         return failures
 
-    def note_sizes(
-        self, backward_pass: int, total: int, count: int, features: int, outputs: int, groups: int = 1, own_rows: bool = True
-    ) -> None:
-        """Record a use: `total` rows were multiplied, `count` of them (or means of them) fed the conditioner."""
-        sizes = (total, count, features, outputs, groups, own_rows)
+    def note_sizes(self, backward_pass: int, total: int, shape: tuple[int, ...], outputs: int, own_rows: bool = True) -> None:
+        """Record a use: `total` rows were multiplied, those of this shape (or means of them) fed the conditioner."""
+        sizes = (total, shape, outputs, own_rows)
         if sizes == self._once and backward_pass != self.backward_pass:
             # As in the pass before, which is what nearly all layers do nearly always.
             self.backward_pass = backward_pass
         else:
-            self._note(backward_pass, _Use(*sizes))
+            groups = shape[0] if len(shape) > 2 else 1
+            self._note(backward_pass, _Use(total, shape[-2], shape[-1], outputs, groups, own_rows), sizes)
 
     def note_counts(self, backward_pass: int, tokens: int, width: int) -> None:
         """Record a use of an embedding: one division for each number that came out, and no matrix."""
-        self._note(backward_pass, _Lookup(tokens, width))
+        self._note(backward_pass, _Lookup(tokens, width), None)
 
     def note_pass(self, backward_pass: int) -> None:
         """Record a backward pass in which a layer took no rows: its sizes stay those of the last one in which it did."""
         self.backward_pass = backward_pass
 
-    def _note(self, backward_pass: int, use: _Use | _Lookup) -> None:
+    def _note(self, backward_pass: int, use: _Use | _Lookup, noted: tuple[Any, ...] | None) -> None:
         if backward_pass != self.backward_pass:
             self.backward_pass, self._uses = backward_pass, {}
-        self._once = None if self._uses else use
+        self._once = None if self._uses else noted
         self._uses[use] = self._uses.pop(use, 0) + 1
 
     def inspect(

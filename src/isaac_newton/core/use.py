@@ -1,10 +1,10 @@
-"""What a layer received, and what is computed together: the uses that wait for a conditioner, and the weights of a bucket."""
+"""What a layer received, and the conditioners of all that wait for one."""
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,11 +19,13 @@ from isaac_newton.core.options import MOST_WAITING, Run
 from isaac_newton.core.outputs import condition_left
 from isaac_newton.core.rows import PLAIN, Arrange, Layout, Rows, of_all_ranks, rows, sequence
 from isaac_newton.kernels import streams
+from isaac_newton.torch_private import raw_stream
 
-__all__ = ["BUCKET", "Alone", "Bucket", "Opening", "Use", "conditioners", "has_own_form", "made_for", "multiplied"]
+if TYPE_CHECKING:
+    from isaac_newton.core.bucket import Opening
 
-#: So many neighbouring weights have one node of the graph between them.
-BUCKET = 32
+__all__ = ["Alone", "Use", "conditioners", "has_own_form", "made_for", "multiplied"]
+
 #: A device, a stream and a thread.
 _NOWHERE = (-1, 0, 0)
 
@@ -44,6 +46,7 @@ class Use:
         node: With `process_group`, what will ask for the conditioner.
         opening: The bucket's node that its gradient comes back to, and its place there.
         source: Under autocast, what stands for the tensor of which `kept` is a copy in half precision.
+        lane: How a GPU forms its rows, if that is known (see `rows`).
     """
 
     layer: ConditionedLayer
@@ -64,6 +67,7 @@ class Use:
     branch: object = field(default=None, init=False)
     node: "weakref.ref[Node] | None" = field(default=None, init=False)
     source: object = field(default=None, init=False)
+    lane: str | None = field(default=None, init=False)
     opening: "tuple[Opening, int] | None" = field(default=None, init=False)
 
     def __del__(self) -> None:
@@ -92,18 +96,24 @@ class Use:
             known = id(x), torch_private.version(x)
         return known, None if layout is PLAIN else layout, None if mask is None else id(mask), self.own
 
-    def wait(self) -> None:
+    def in_type(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The input in the type in which it is multiplied: autograd keeps that one, so no other is kept."""
+        self.source = self.layer.run.source_of(x)
+        self.kept = half = x.to(dtype)
+        return half
+
+    def wait(self) -> "weakref.ref[Use]":
         """Let the first request of a backward pass compute the conditioner with those of all others."""
-        run = self.layer.run
-        assert self.kept is not None
-        device = self.kept.get_device()
+        device = self.kept.get_device()  # type: ignore[union-attr]
         # What another thread is about to use is left to it: it may release its inputs at any time.
-        self.where = device, torch_private.raw_stream(device) if device >= 0 else 0, get_ident()
+        self.where = device, raw_stream(device) if device >= 0 else 0, get_ident()
+        run, reference = self.layer.run, weakref.ref(self)
         if len(run.waiting) >= run.look_at:
             run.waiting[:] = [reference for reference in run.waiting if reference() is not None]
             # So that many graphs that are alive are not looked through again and again.
             run.look_at = max(MOST_WAITING, 2 * len(run.waiting))
-        run.waiting.append(weakref.ref(self))
+        run.waiting.append(reference)
+        return reference
 
     def compute(self, now: int) -> None:
         """The conditioners of all that wait on this device and stream, and came from this thread, in one go."""
@@ -206,6 +216,8 @@ def _refuse(x: object, layer: ConditionedLayer) -> NoReturn:
 class Alone:
     """One weight under another name, and with it the bias where that is conditioned jointly: a bucket of one."""
 
+    size = 2
+
     def __init__(self, use: Use) -> None:
         self.use = use
 
@@ -248,80 +260,6 @@ def multiplied(use: Use, weight: Tensor, bias: Tensor | None, *, in_place: bool)
     return use.layout.parts(done, weight, bias)
 
 
-class Opening:
-    """One node of the graph over the weights of a bucket, for one forward pass; plain gradients come back to it together."""
-
-    def __init__(self, bucket: "Bucket", size: int) -> None:
-        self.bucket = bucket
-        #: By the number of the weight: the name that nobody has taken yet, and its place in the node.
-        self.names: dict[int, tuple[Tensor, int]] = {}
-        self.uses: list[weakref.ref[Use] | None] = [None] * size
-        #: What calls have left whose graphs went before they were used, for gradients of gradients: no graph of their inputs.
-        self.left: dict[int, Use] = {}
-
-    def condition(
-        self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
-    ) -> list[Tensor | None]:
-        """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
-        self.bucket.close(self)
-        result: list[Tensor | None] = [None] * len(gradients)
-        here = [(number, self._use(number), gradient) for number, gradient in enumerate(gradients) if gradient is not None]
-        chosen = [each for each in here if wanted[each[0]]]
-        if not chosen:
-            return result
-        numbers, uses, plain = zip(*chosen, strict=True)
-        run = uses[0].layer.run
-        started = run.clock.now() if run.clock.running else 0.0
-        with torch_private.full_precision(plain[0]):
-            for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
-                result[number] = done
-        if not torch_private.keeps_graph():
-            for number, use in zip(numbers, uses, strict=True):
-                use.kept = None
-                self.left.pop(number, None)
-        if len(chosen) < len(here):
-            # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
-            run.alone = True
-        if started:
-            run.clock.add(started)
-        return result
-
-    def _use(self, number: int) -> Use:
-        """That of one weight, or what it has left."""
-        reference = self.uses[number]
-        use = None if reference is None else reference()
-        if use is not None:
-            return use
-        left = self.left.get(number)
-        if left is None:
-            raise RuntimeError("Trying to backward through the graph a second time: pass retain_graph=True the first time")
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"layer {left.layer.name!r}: third derivatives need the graph of its input, which is gone: keep what the "
-                "model returned until then"
-            )
-        return left
-
-
-def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tensor]:
-    if uses[0].slice is not None:
-        gather(uses, gradients)
-        return list(gradients)
-    made, run = made_for(uses), uses[0].layer.run
-    matrices = [
-        gradient if use.layout is PLAIN else use.layout.matrix(gradient, None, one.rows.groups)
-        for use, one, gradient in zip(uses, made, gradients, strict=True)
-    ]
-    in_place = not (torch.is_grad_enabled() or run.inspecting)
-    left = condition_left(uses, matrices, in_place=in_place) if run.conditions_outputs else matrices
-    done = multiply(left, made, in_place=in_place)
-    for place, (use, one, matrix, result) in enumerate(zip(uses, made, matrices, done, strict=True)):
-        use.layer.saw(one, use.outputs, matrix, result, own=use.own)
-        if use.layout is not PLAIN or result.dtype is not gradients[place].dtype:
-            done[place] = use.layout.parts(result, gradients[place], None)[0]
-    return done
-
-
 def made_for(uses: Sequence[Use]) -> list[Conditioner]:
     """Those of the current pass. The first request of a pass computes those of all waiting uses."""
     run, result = uses[0].layer.run, []
@@ -336,52 +274,3 @@ def made_for(uses: Sequence[Use]) -> list[Conditioner]:
         if run.capture is None:
             use.made = None  # a second pass through a kept graph asks anew
     return result
-
-
-class Bucket:
-    """Neighbouring weights that enter torch's layers under other names, which one node of the graph gives them."""
-
-    def __init__(self) -> None:
-        self.weights: list[Tensor] = []
-        self._opening: Opening | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"weights": self.weights, "_opening": None}
-
-    def add(self, weight: Tensor) -> int:
-        """A weight gets its number."""
-        self.weights.append(weight)
-        return len(self.weights) - 1
-
-    def close(self, opening: "Opening") -> None:
-        """A backward pass is here: names that nobody took would keep its graph, and tie the next one to its stream."""
-        if opening is self._opening:
-            self._opening = None
-        opening.names.clear()
-
-    def take(self, use: Use, weight: Tensor, number: int, open_node: Callable[..., Sequence[Tensor]]) -> Tensor:
-        """The weight's name in the node that is open; if it is used up, a new node is opened.
-
-        A second use finds the name used up. So each use has its own gradient: layers used twice and stray forward passes too.
-        Several threads may do this at once: a name is taken by one of them, together with the node that it belongs to.
-        """
-        opening = self._opening
-        found = None if opening is None else opening.names.pop(number, None)
-        if opening is None or found is None or found[0].data_ptr() != weight.data_ptr():
-            opening = self._opened(open_node)
-            found = opening.names.pop(number)
-            self._opening = opening
-        name, place = found
-        use.opening = opening, place
-        opening.uses[place] = weakref.ref(use)
-        return name
-
-    def _opened(self, open_node: Callable[..., Sequence[Tensor]]) -> "Opening":
-        """A new node over all weights that are trained."""
-        if self._opening is not None:
-            self._opening.names.clear()  # nobody will ask for them any more
-        live = [number for number, weight in enumerate(self.weights) if weight.requires_grad]
-        opening = Opening(self, len(live))
-        names = open_node(opening, None, *(self.weights[number] for number in live))
-        opening.names = {number: (name, place) for place, (number, name) in enumerate(zip(live, names, strict=True))}
-        return opening

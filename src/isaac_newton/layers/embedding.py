@@ -32,6 +32,8 @@ Transform: TypeAlias = Callable[..., Tensor]
 class _Tokens:
     """One call of an embedding: what its weight's gradient goes through."""
 
+    size = 1
+
     def __init__(self, transform: Transform, given: Sequence[Tensor | None], layer: ConditionedLayer) -> None:
         self._transform, self._given, self._layer = transform, given, layer
 

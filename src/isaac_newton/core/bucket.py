@@ -1,0 +1,199 @@
+"""Weights that enter torch's layers under other names, which one node of the graph gives to many of them."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from isaac_newton import torch_private
+from isaac_newton.core.conditioner import multiply
+from isaac_newton.core.gathering import gather
+from isaac_newton.core.operations import copies
+from isaac_newton.core.outputs import condition_left
+from isaac_newton.core.rows import PLAIN
+from isaac_newton.core.use import Use, made_for
+
+__all__ = ["BUCKET", "Bucket", "OpenNode"]
+
+#: So many neighbouring weights have one node of the graph between them.
+BUCKET = 32
+#: Makes a node for these conditions over these weights: `open_node(conditions, saved, *weights, copied=None)`.
+OpenNode: TypeAlias = Callable[..., Sequence[Tensor]]
+
+
+class Opening:
+    """One node of the graph over the weights of a bucket, for one forward pass; plain gradients come back to it together."""
+
+    def __init__(self, bucket: "Bucket", size: int, half: torch.dtype | None, copied: bool) -> None:
+        self.bucket = bucket
+        #: The type to which autocast brings weights, and whether the names are copies in that type.
+        self.half, self.is_copied = half, copied
+        #: Of how many tensors it matters whether this pass wants their gradients: not of biases.
+        self.size = size
+        #: By the number of the weight: the names that nobody has taken yet.
+        self.names: dict[int, _Name] = {}
+        self.uses: list[weakref.ref[Use] | None] = [None] * size
+        #: What calls have left whose graphs went before they were used, for gradients of gradients: no graph of their inputs.
+        self.left: dict[int, Use] = {}
+
+    def condition(
+        self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
+        self.bucket.close(self)
+        result: list[Tensor | None] = [None] * len(gradients)
+        if self.is_copied:
+            gradients = _wide(gradients)
+        result[self.size :] = gradients[self.size :]  # of biases
+        here = [(n, self._use(n), gradient) for n, gradient in enumerate(gradients[: self.size]) if gradient is not None]
+        chosen = [each for each in here if wanted[each[0]]]
+        if not chosen:
+            return result
+        numbers, uses, plain = zip(*chosen, strict=True)
+        run = uses[0].layer.run
+        started = run.clock.now() if run.clock.running else 0.0
+        with torch_private.full_precision(plain[0]):
+            for number, done in zip(numbers, _conditioned(uses, plain), strict=True):
+                result[number] = done
+        if not torch_private.keeps_graph():
+            for number, use in zip(numbers, uses, strict=True):
+                use.kept = None
+                self.left.pop(number, None)
+        if len(chosen) < len(here):
+            # A pass that asks for some weights only runs their neighbours too: from now on each weight is by itself.
+            run.alone = True
+        if started:
+            run.clock.add(started)
+        return result
+
+    def _use(self, number: int) -> Use:
+        """That of one weight, or what it has left."""
+        reference = self.uses[number]
+        use = None if reference is None else reference()
+        if use is not None:
+            return use
+        left = self.left.get(number)
+        if left is None:
+            raise RuntimeError("Trying to backward through the graph a second time: pass retain_graph=True the first time")
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"layer {left.layer.name!r}: third derivatives need the graph of its input, which is gone: keep what the "
+                "model returned until then"
+            )
+        return left
+
+
+def _wide(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of copies in half precision, as those of weights in float32."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    if torch.is_grad_enabled() or not there or torch_private.is_one_of_many(there[0]):
+        return [gradient if gradient is None else gradient.float() for gradient in gradients]
+    wide = iter(copies(there, torch.float32))
+    return [gradient if gradient is None else next(wide) for gradient in gradients]
+
+
+def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tensor]:
+    if uses[0].slice is not None:
+        gather(uses, gradients)
+        return list(gradients)
+    made, run = made_for(uses), uses[0].layer.run
+    matrices = [
+        gradient if use.layout is PLAIN else use.layout.matrix(gradient, None, one.rows.groups)
+        for use, one, gradient in zip(uses, made, gradients, strict=True)
+    ]
+    in_place = not (torch.is_grad_enabled() or run.inspecting)
+    left = condition_left(uses, matrices, in_place=in_place) if run.conditions_outputs else matrices
+    done = multiply(left, made, in_place=in_place)
+    for place, (use, one, matrix, result) in enumerate(zip(uses, made, matrices, done, strict=True)):
+        use.layer.saw(one, use.outputs, matrix, result, own=use.own)
+        if use.layout is not PLAIN or result.dtype is not gradients[place].dtype:
+            done[place] = use.layout.parts(result, gradients[place], None)[0]
+    return done
+
+
+class _Name(NamedTuple):
+    """A weight and its bias under other names, and what the weight was when it got its own."""
+
+    weight: Tensor
+    bias: Tensor | None
+    place: int
+    address: int
+    version: int
+
+
+class Bucket:
+    """Neighbouring weights that enter torch's layers under other names, which one node of the graph gives them.
+
+    Under autocast the names are copies in half precision, made in one go in place of one by one. Biases then come along.
+    """
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+        self.biases: list[Tensor | None] = []
+        self._opening: Opening | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_opening": None}
+
+    def add(self, weight: Tensor, bias: Tensor | None) -> int:
+        """A weight gets its number."""
+        self.weights.append(weight)
+        self.biases.append(bias)
+        return len(self.weights) - 1
+
+    def close(self, opening: "Opening") -> None:
+        """A backward pass is here: names that nobody took would keep its graph, and tie the next one to its stream."""
+        if opening is self._opening:
+            self._opening = None
+        opening.names.clear()
+
+    def forget_copies(self) -> None:
+        """An optimizer has stepped. Some write to `weight.data`, which a weight does not tell."""
+        if self._opening is not None and self._opening.is_copied:
+            self.close(self._opening)
+
+    def take(
+        self, use: Use, number: int, bias: Tensor | None, half: torch.dtype | None, open_node: OpenNode
+    ) -> tuple[Tensor, Tensor | None]:
+        """The names of weight and bias in the node that is open; if they are used up, a new one is opened. The use waits.
+
+        A second use finds the name used up. So each use has its own gradient: layers used twice and stray forward passes too.
+        Several threads may do this at once: a name is taken by one of them, together with the node that it belongs to.
+        """
+        opening = self._opening
+        found = None if opening is None or opening.half is not half else opening.names.pop(number, None)
+        if opening is None or found is None or not self._still_is(found, number, half):
+            self._opening = opening = self._opened(half, open_node)
+            found = opening.names.pop(number)
+        name, of_bias, place, _, _ = found
+        use.opening = opening, place
+        opening.uses[place] = use.wait()
+        return name, bias if of_bias is None or bias is not self.biases[number] else of_bias
+
+    def _still_is(self, name: _Name, number: int, half: torch.dtype | None) -> bool:
+        """Whether the weight is what it was when it got that name: not swapped, and for a copy, not changed."""
+        weight = self.weights[number]
+        return name.address == weight.data_ptr() and (half is None or name.version == torch_private.version(weight))
+
+    def _opened(self, half: torch.dtype | None, open_node: OpenNode) -> Opening:
+        """A new node over all weights that are trained."""
+        if self._opening is not None:
+            self._opening.names.clear()  # nobody will ask for them any more
+        live = [number for number, weight in enumerate(self.weights) if weight.requires_grad]
+        weights, size = [self.weights[number] for number in live], len(live)
+        copied = half is not None and all(weight.dtype is torch.float32 for weight in weights)
+        biases = [(n, b) for n in live if (b := self.biases[n]) is not None and _goes_along(b)] if copied else []
+        opening = Opening(self, size, half, copied)
+        names = open_node(opening, None, *weights, *[bias for _, bias in biases], copied=half if copied else None)
+        of_biases = {number: name for (number, _), name in zip(biases, names[size:], strict=True)}
+        for place, (number, weight) in enumerate(zip(live, weights, strict=True)):
+            version = torch_private.version(weight)
+            opening.names[number] = _Name(names[place], of_biases.get(number), place, weight.data_ptr(), version)
+        return opening
+
+
+def _goes_along(bias: Tensor) -> bool:
+    """Whether a bias gets a copy too."""
+    return bias.requires_grad and bias.is_leaf and bias.dtype is torch.float32

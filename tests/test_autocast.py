@@ -1,0 +1,221 @@
+"""Under autocast a bucket copies its weights and biases to half precision in one go: nothing but time may tell."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import isaac_newton as isaac
+from isaac_newton.core.bucket import Bucket
+from reference import assert_close, zeta_star
+
+HALVES = [torch.bfloat16, torch.float16]
+#: Each takes rows of inputs with positions.
+FORMS: dict[str, dict[str, Any]] = {
+    "drawn": {"damping": 0.1, "max_rows": 7},
+    "reduce": {"damping": 0.1, "sharing": "reduce"},
+    "automatic": {},
+    "step": {"damping": 0.1, "when": "step"},
+}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 12, bias=False), nn.ReLU(), nn.Linear(12, 3))
+
+
+def batch() -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(30, 4, 9)
+
+
+def loss_of(model: nn.Module, x: Tensor, half: torch.dtype = torch.bfloat16) -> Tensor:
+    with torch.autocast("cpu", half):
+        output: Tensor = model(x)
+    return output.float().square().mean()
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Whether each node that is opened has copies."""
+    seen: list[bool] = []
+    opened: Callable[..., Any] = Bucket._opened
+
+    def note(self: Bucket, *args: Any) -> Any:
+        opening = opened(self, *args)
+        seen.append(opening.is_copied)
+        return opening
+
+    monkeypatch.setattr(Bucket, "_opened", note)
+    return seen
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_outputs_and_what_is_not_conditioned_are_bit_for_bit_those_of_plain_torch(form: str, half: torch.dtype, copied) -> None:
+    plain, model, x = network(), network(), batch()
+    handle = isaac.attach(model, **FORMS[form])
+    for _ in range(3):  # the second pass goes the short way
+        copied.clear()
+        with torch.autocast("cpu", half):
+            assert torch.equal(model(x), plain(x))
+        inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        for each, given in zip((model, plain), inputs, strict=True):
+            each.zero_grad()
+            loss_of(each, given, half).backward()
+        assert torch.equal(inputs[0].grad, inputs[1].grad)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad.dtype is torch.float32
+            if name.endswith("bias"):
+                assert torch.equal(parameter.grad, plain.get_parameter(name).grad)
+        if form == "step":
+            handle.step()
+    # What waits for the step waits for other ranks too, and then each weight is by itself.
+    assert copied == ([] if form == "step" else [True] * 2)
+
+
+def test_the_gradient_is_that_of_the_half_precision_pass_conditioned() -> None:
+    plain, model, x = network(), network(), batch()[:, :1]
+    isaac.attach(model, damping=0.1, sharing="reduce")
+    inputs: list[Tensor] = []
+    layers = [layer for layer in plain if isinstance(layer, nn.Linear)]
+    outputs: list[Tensor] = []
+    for layer in layers:
+        layer.register_forward_hook(lambda module, args, output: (inputs.append(args[0]), outputs.append(output)) and None)
+    loss = loss_of(plain, x)
+    gradients = torch.autograd.grad(loss, outputs)
+    loss_of(model, x).backward()
+    for layer, g, a in zip([model[0], model[2], model[4]], gradients, inputs, strict=True):
+        wanted = zeta_star(g.reshape(30, -1).double(), a.detach().bfloat16().reshape(30, -1).double(), 0.1)
+        assert_close(layer.weight.grad, wanted.float(), 2e-2)
+
+
+def test_copies_are_not_used_once_weights_have_changed(copied) -> None:
+    """A stray pass through the first layer leaves names of the others behind."""
+
+    def of_the_rest(model: nn.Sequential, hidden: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            output: Tensor = model[4](torch.relu(model[2](hidden)))
+        return output
+
+    model, x, hidden = network(), batch(), torch.randn(30, 4, 12)
+    isaac.attach(model, damping=0.1, max_rows=7)
+    changes: list[Callable[[], object]] = [
+        lambda: nn.init.normal_(model[2].weight),
+        lambda: setattr(model[2].weight, "data", torch.randn(12, 12)),
+        lambda: _Old(model.parameters()).step(),
+    ]
+    for change in changes:
+        loss_of(nn.Sequential(model[0]), x)
+        change()
+        found = of_the_rest(model, hidden)
+        plain = network()
+        plain.load_state_dict(model.state_dict())
+        assert torch.equal(found, of_the_rest(plain, hidden))
+        assert copied.pop()
+
+
+class _Old(torch.optim.Optimizer):
+    """Writes to `.data`, as many optimizers did: the weight's version does not tell."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(1.5)
+
+
+def test_layers_without_autocast_inside_of_it_have_the_weights_themselves() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x).float()
+            with torch.autocast("cpu", enabled=False):
+                x = self.second(x)
+                assert x.dtype is torch.float32
+            output: Tensor = self.third(x)
+            return output
+
+    x = torch.randn(20, 3, 6)
+    torch.manual_seed(0)
+    plain = Mixed()
+    torch.manual_seed(0)
+    model = Mixed()
+    isaac.attach(model, damping=0.1, max_rows=7)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(model(x), plain(x))
+        for each in (model, plain):
+            loss_of(each, x).backward()
+    assert torch.equal(model.second.bias.grad, plain.second.bias.grad)
+    assert not torch.equal(model.second.weight.grad, plain.second.weight.grad)
+
+
+def test_frozen_weights_and_biases_and_other_types_stay_what_they_are(copied) -> None:
+    model, x = network(), batch()
+    model[0].requires_grad_(False)
+    model[4].bias.requires_grad_(False)
+    isaac.attach(model, damping=0.1, max_rows=7)
+    for _ in range(2):
+        loss_of(model, x).backward()
+    assert copied == [True] * 2
+    assert model[0].weight.grad is model[4].bias.grad is None
+    assert model[2].weight.grad is not None
+    model[2].to(torch.bfloat16)
+    model.zero_grad()
+    loss_of(model, x).backward()
+    assert not copied[-1]
+    assert model[2].weight.grad.dtype is torch.bfloat16
+    assert model[4].weight.grad.dtype is torch.float32
+
+
+def test_gradients_accumulate_and_can_be_asked_for_one_by_one() -> None:
+    model, x = network(), batch()
+    isaac.attach(model, damping=0.1, sharing="reduce")
+    loss_of(model, x).backward()
+    once = [parameter.grad.clone() for parameter in model.parameters()]
+    loss_of(model, x).backward()
+    for parameter, before in zip(model.parameters(), once, strict=True):
+        assert torch.equal(parameter.grad, 2 * before)
+    for parameter, wanted in zip(model.parameters(), once, strict=True):
+        (found,) = torch.autograd.grad(loss_of(model, x), parameter)
+        assert torch.equal(found, wanted)
+
+
+def test_a_gradient_penalty_under_autocast_is_conditioned_as_without_buckets() -> None:
+    def penalty(model: nn.Module, x: Tensor) -> Tensor:
+        (g,) = torch.autograd.grad(loss_of(model, x), x, create_graph=True)
+        return g.float().square().sum() * 1e3
+
+    found = []
+    for size in (32, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("isaac_newton.core.bucket.BUCKET", size)
+            model, x = network(), batch().requires_grad_()
+            isaac.attach(model, damping=0.1, sharing="reduce")
+            penalty(model, x).backward()
+            found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_one_copy_of_what_a_layer_sees_is_kept_and_none_after_the_pass() -> None:
+    model, x = network(), batch()
+    isaac.attach(model, damping=0.1, max_rows=7)
+    for _ in range(2):
+        loss = loss_of(model, x)
+        kept = [weakref.ref(o) for o in gc.get_objects() if type(o) is Tensor and o.dtype is torch.bfloat16]
+        assert kept
+        loss.backward()
+        del loss
+        gc.collect()
+        assert [reference() for reference in kept if reference() is not None] == []
