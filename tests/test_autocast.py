@@ -46,9 +46,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     opened: Callable[..., Any] = Bucket._opened
 
     def note(self: Bucket, *args: Any) -> Any:
-        opening = opened(self, *args)
-        seen.append(opening.is_copied)
-        return opening
+        names = opened(self, *args)
+        seen.append(next(iter(names.values())).opening.is_copied)
+        return names
 
     monkeypatch.setattr(Bucket, "_opened", note)
     return seen
@@ -84,8 +84,13 @@ def test_the_gradient_is_that_of_the_half_precision_pass_conditioned() -> None:
     inputs: list[Tensor] = []
     layers = [layer for layer in plain if isinstance(layer, nn.Linear)]
     outputs: list[Tensor] = []
+
+    def note(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        inputs.append(args[0])
+        outputs.append(output)
+
     for layer in layers:
-        layer.register_forward_hook(lambda module, args, output: (inputs.append(args[0]), outputs.append(output)) and None)
+        layer.register_forward_hook(note)
     loss = loss_of(plain, x)
     gradients = torch.autograd.grad(loss, outputs)
     loss_of(model, x).backward()
@@ -110,13 +115,14 @@ def test_copies_are_not_used_once_weights_have_changed(copied) -> None:
         lambda: _Old(model.parameters()).step(),
     ]
     for change in changes:
-        loss_of(nn.Sequential(model[0]), x)
+        stray = loss_of(nn.Sequential(model[0]), x)
         change()
         found = of_the_rest(model, hidden)
         plain = network()
         plain.load_state_dict(model.state_dict())
         assert torch.equal(found, of_the_rest(plain, hidden))
         assert copied.pop()
+        del stray
 
 
 class _Old(torch.optim.Optimizer):
@@ -206,6 +212,16 @@ def test_a_gradient_penalty_under_autocast_is_conditioned_as_without_buckets() -
             found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_model_goes_with_names_that_nobody_took() -> None:
+    model = network()
+    isaac.attach(model, damping=0.1, max_rows=7)
+    loss_of(nn.Sequential(model[0]), batch())
+    weight = weakref.ref(model[2].weight)
+    del model
+    gc.collect()
+    assert weight() is None
 
 
 def test_one_copy_of_what_a_layer_sees_is_kept_and_none_after_the_pass() -> None:

@@ -49,8 +49,8 @@ def walk(layers: int, shape: tuple[int, ...], options: dict[str, Any]) -> list[t
 WALKS = {
     "every row": ((20, 8), {"damping": 1.0}, 62, 13, 45),
     "fewer rows than features": ((5, 8), {"damping": 1.0}, 62, 13, 45),
-    "reduce": ((20, 3, 8), {"damping": 1.0, "sharing": "reduce"}, 63, 14, 30),
-    "max_rows": ((16, 4, 8), {"damping": 1.0, "max_rows": 4}, 102, 15, 39),
+    "reduce": ((20, 3, 8), {"damping": 1.0, "sharing": "reduce"}, 65, 14, 30),
+    "max_rows": ((16, 4, 8), {"damping": 1.0, "max_rows": 4}, 104, 15, 39),
 }
 
 

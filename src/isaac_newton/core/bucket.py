@@ -27,13 +27,11 @@ class Opening:
     """One node of the graph over the weights of a bucket, for one forward pass; plain gradients come back to it together."""
 
     def __init__(self, bucket: "Bucket", size: int, half: torch.dtype | None, copied: bool) -> None:
-        self.bucket = bucket
+        self._bucket = weakref.ref(bucket)  # which has the names, and these have the node that has this
         #: The type to which autocast brings weights, and whether the names are copies in that type.
         self.half, self.is_copied = half, copied
         #: Of how many tensors it matters whether this pass wants their gradients: not of biases.
         self.size = size
-        #: By the number of the weight: the names that nobody has taken yet.
-        self.names: dict[int, _Name] = {}
         self.uses: list[weakref.ref[Use] | None] = [None] * size
         #: What calls have left whose graphs went before they were used, for gradients of gradients: no graph of their inputs.
         self.left: dict[int, Use] = {}
@@ -42,7 +40,7 @@ class Opening:
         self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
-        self.bucket.close(self)
+        self.close()
         result: list[Tensor | None] = [None] * len(gradients)
         if self.is_copied:
             gradients = _wide(gradients)
@@ -67,6 +65,12 @@ class Opening:
         if started:
             run.clock.add(started)
         return result
+
+    def close(self) -> None:
+        """Its names are no longer to be taken."""
+        bucket = self._bucket()
+        if bucket is not None:
+            bucket.close(self)
 
     def _use(self, number: int) -> Use:
         """That of one weight, or what it has left."""
@@ -114,13 +118,19 @@ def _conditioned(uses: Sequence[Use], gradients: Sequence[Tensor]) -> list[Tenso
 
 
 class _Name(NamedTuple):
-    """A weight and its bias under other names, and what the weight was when it got its own."""
+    """A weight and its bias under other names, the node they are from, and what the weight was when it got its own."""
 
     weight: Tensor
     bias: Tensor | None
+    opening: Opening
     place: int
     address: int
     version: int
+
+    def is_of(self, weight: Tensor, half: torch.dtype | None) -> bool:
+        """Whether the weight is still that: not swapped, and for a copy, not changed."""
+        same = self.opening.half is half and self.address == weight.data_ptr()
+        return same and (half is None or self.version == torch_private.version(weight))
 
 
 class Bucket:
@@ -132,10 +142,11 @@ class Bucket:
     def __init__(self) -> None:
         self.weights: list[Tensor] = []
         self.biases: list[Tensor | None] = []
-        self._opening: Opening | None = None
+        #: By the number of the weight: the names of the last node that nobody has taken yet.
+        self._names: dict[int, _Name] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_opening": None}
+        return {**vars(self), "_names": {}}
 
     def add(self, weight: Tensor, bias: Tensor | None) -> int:
         """A weight gets its number."""
@@ -143,16 +154,21 @@ class Bucket:
         self.biases.append(bias)
         return len(self.weights) - 1
 
-    def close(self, opening: "Opening") -> None:
+    def close(self, opening: Opening) -> None:
         """A backward pass is here: names that nobody took would keep its graph, and tie the next one to its stream."""
-        if opening is self._opening:
-            self._opening = None
-        opening.names.clear()
+        if self._last() is opening:
+            self._names = {}
 
     def forget_copies(self) -> None:
         """An optimizer has stepped. Some write to `weight.data`, which a weight does not tell."""
-        if self._opening is not None and self._opening.is_copied:
-            self.close(self._opening)
+        last = self._last()
+        if last is not None and last.is_copied:
+            self._names = {}
+
+    def _last(self) -> Opening | None:
+        """Where the names are from that nobody has taken yet."""
+        name = next(iter(self._names.values()), None)
+        return None if name is None else name.opening
 
     def take(
         self, use: Use, number: int, bias: Tensor | None, half: torch.dtype | None, open_node: OpenNode
@@ -162,25 +178,18 @@ class Bucket:
         A second use finds the name used up. So each use has its own gradient: layers used twice and stray forward passes too.
         Several threads may do this at once: a name is taken by one of them, together with the node that it belongs to.
         """
-        opening = self._opening
-        found = None if opening is None or opening.half is not half else opening.names.pop(number, None)
-        if opening is None or found is None or not self._still_is(found, number, half):
-            self._opening = opening = self._opened(half, open_node)
-            found = opening.names.pop(number)
-        name, of_bias, place, _, _ = found
+        found = self._names.pop(number, None)
+        if found is None or not found.is_of(self.weights[number], half):
+            names = self._opened(half, open_node)
+            found = names.pop(number)
+            self._names = names
+        name, of_bias, opening, place, _, _ = found
         use.opening = opening, place
         opening.uses[place] = use.wait()
         return name, bias if of_bias is None or bias is not self.biases[number] else of_bias
 
-    def _still_is(self, name: _Name, number: int, half: torch.dtype | None) -> bool:
-        """Whether the weight is what it was when it got that name: not swapped, and for a copy, not changed."""
-        weight = self.weights[number]
-        return name.address == weight.data_ptr() and (half is None or name.version == torch_private.version(weight))
-
-    def _opened(self, half: torch.dtype | None, open_node: OpenNode) -> Opening:
-        """A new node over all weights that are trained."""
-        if self._opening is not None:
-            self._opening.names.clear()  # nobody will ask for them any more
+    def _opened(self, half: torch.dtype | None, open_node: OpenNode) -> dict[int, _Name]:
+        """The names that a new node gives to all weights that are trained."""
         live = [number for number, weight in enumerate(self.weights) if weight.requires_grad]
         weights, size = [self.weights[number] for number in live], len(live)
         copied = half is not None and all(weight.dtype is torch.float32 for weight in weights)
@@ -188,10 +197,11 @@ class Bucket:
         opening = Opening(self, size, half, copied)
         names = open_node(opening, None, *weights, *[bias for _, bias in biases], copied=half if copied else None)
         of_biases = {number: name for (number, _), name in zip(biases, names[size:], strict=True)}
+        found = {}
         for place, (number, weight) in enumerate(zip(live, weights, strict=True)):
             version = torch_private.version(weight)
-            opening.names[number] = _Name(names[place], of_biases.get(number), place, weight.data_ptr(), version)
-        return opening
+            found[number] = _Name(names[place], of_biases.get(number), opening, place, weight.data_ptr(), version)
+        return found
 
 
 def _goes_along(bias: Tensor) -> bool:

@@ -74,6 +74,7 @@ class Use:
         """The graph of the call is gone. What is left of it may still be differentiated, as a gradient that was kept."""
         if self.opening is not None and self.kept is not None:
             opening, place = self.opening
+            opening.close()  # names that nobody took would hold what is left, and that holds the model
             x = torch_private.detached(self.kept)  # a graph would hold the node: nobody would free that circle
             left = Use(self.layer, self.layout, x, self.mask, self.own, self.outputs, self.slice)
             left.where = self.where
