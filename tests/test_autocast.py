@@ -184,6 +184,18 @@ def test_frozen_weights_and_biases_and_other_types_stay_what_they_are(copied) ->
     assert model[4].weight.grad.dtype is torch.float32
 
 
+def test_weights_that_nobody_uses_are_copied_once_only(copied) -> None:
+    """As those of experts that no token comes to."""
+    experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(5))
+    isaac.attach(experts, damping=0.1, max_rows=7)
+    x = torch.randn(20, 3, 6)
+    every, most, one = (0, 1, 2, 3, 4), (0, 1, 2, 4), (1,)
+    for chosen, wanted in ((every, True), (one, True), (one, False), (most, False), (every, True)):
+        copied.clear()
+        loss_of(nn.Sequential(*[experts[number] for number in chosen]), x).backward()
+        assert copied == [wanted], chosen
+
+
 def test_gradients_accumulate_and_can_be_asked_for_one_by_one() -> None:
     model, x = network(), batch()
     isaac.attach(model, damping=0.1, sharing="reduce")

@@ -144,6 +144,8 @@ class Bucket:
         self.biases: list[Tensor | None] = []
         #: By the number of the weight: the names of the last node that nobody has taken yet.
         self._names: dict[int, _Name] = {}
+        #: How many nobody took of those before.
+        self._left = 0
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_names": {}}
@@ -157,17 +159,17 @@ class Bucket:
     def close(self, opening: Opening) -> None:
         """A backward pass is here: names that nobody took would keep its graph, and tie the next one to its stream."""
         if self._last() is opening:
-            self._names = {}
+            self._left, self._names = len(self._names), {}
 
     def forget_copies(self) -> None:
         """An optimizer has stepped. Some write to `weight.data`, which a weight does not tell."""
         last = self._last()
         if last is not None and last.is_copied:
-            self._names = {}
+            self.close(last)
 
     def _last(self) -> Opening | None:
         """Where the names are from that nobody has taken yet."""
-        name = next(iter(self._names.values()), None)
+        name = next(iter(list(self._names.values())), None)  # a list: another thread may take one meanwhile
         return None if name is None else name.opening
 
     def take(
@@ -193,6 +195,9 @@ class Bucket:
         live = [number for number, weight in enumerate(self.weights) if weight.requires_grad]
         weights, size = [self.weights[number] for number in live], len(live)
         copied = half is not None and all(weight.dtype is torch.float32 for weight in weights)
+        # Where most layers were not called, as experts may not be, autocast shall copy the weights of those that are.
+        copied = copied and 2 * (self._left or len(self._names)) <= size
+        self._left = 0
         biases = [(n, b) for n in live if (b := self.biases[n]) is not None and _goes_along(b)] if copied else []
         opening = Opening(self, size, half, copied)
         names = open_node(opening, None, *weights, *[bias for _, bias in biases], copied=half if copied else None)
