@@ -10,7 +10,7 @@ from torch import Tensor
 from isaac_lab.charts import lines, mosaic
 from isaac_lab.charts.draw import svg
 from isaac_lab.charts.figure import DASHED, HUES, Figure, Look, Method
-from isaac_lab.charts.lines import Axis, Target
+from isaac_lab.charts.lines import Axis, Panel, Target
 
 __all__ = ["Axis", "Picture", "Target", "curves", "images"]
 
@@ -46,9 +46,9 @@ def curves(
         for label, seeds in runs.items()
     ]
     shown = [line for line in drawn if line is not None]
-    chart = lines.chart("chart", "", title, shown, methods, [x, y], target=target, picture=(560, 320))
-    controls = (lines.quantities([y]), lines.scales(logarithmic_first=logarithmic), lines.axes([x]))
-    return Picture(Figure("figure", (chart,), title, controls=controls, methods=tuple(methods)))
+    size, panel = (560, 320), Panel("chart", "", title, shown)
+    made = lines.figure("figure", [panel], methods, [y], [x], logarithmic=logarithmic, target=target, picture=size, title=title)
+    return Picture(made)
 
 
 def images(title: str, rows: Mapping[str, Mapping[str, tuple[Tensor, str]]]) -> Picture:

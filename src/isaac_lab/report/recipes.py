@@ -6,13 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from isaac_lab.charts import dots
-from isaac_lab.charts.draw import pictures
 from isaac_lab.charts.figure import Figure, Look, Method
 from isaac_lab.record import Store
-from isaac_lab.records import StoreError, write_whole
+from isaac_lab.records import StoreError
 from isaac_lab.report import WORDS, parts, tables
 from isaac_lab.report.docs import Blocks
-from isaac_lab.report.parts import Block, Notes
+from isaac_lab.report.parts import Block
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.studies.recipes import ARMS, RECIPES, RULES
 from isaac_lab.studies.verdicts import Sample, Standing, standings, summed_up
@@ -94,9 +93,7 @@ def write(store: Store, scale: str) -> list[Standing]:
     found = standings(store, scale)
     if not found:
         raise StoreError(f"there is no run of the recipes in {store.folder} that these rules made; leave out --draw-only")
-    text = parts.markdown([f"# Recipes, scale {scale}", *_shown(found)], store.folder)
-    write_whole(store.folder / "table.md", f"{text}\n")
-    pictures(figure(found, scale), store.folder / "figure")
+    parts.leave(store.folder, f"Recipes, scale {scale}", figure(found, scale), _shown(found))
     return found
 
 
@@ -116,7 +113,7 @@ def _shown(found: Sequence[Standing]) -> list[Block]:
     """The tables, below each a point for each sentence."""
     shown: list[Block] = [summed_up(found)]
     for own in (table(found), losses(found)):
-        shown += [own, Notes(tuple(f"{part.rstrip('.')}." for part in own.note.split(". ")))]
+        shown += [own, [f"{part.rstrip('.')}." for part in own.note.split(". ")]]
     return shown
 
 
@@ -132,8 +129,8 @@ def _scaled(own: Standing, value: float) -> float:
 def _mean(own: Standing, sample: Sample) -> str:
     if not sample.values:
         return "diverged" if sample.diverged else "–"
-    mean, deviation = _scaled(own, sample.mean), _scaled(own, sample.deviation)
-    text = number(mean, 4) if math.isnan(deviation) else f"{number(mean, 4)} ± {number(deviation, 2)}"
+    text, deviation = number(_scaled(own, sample.mean), 4), _scaled(own, sample.deviation)
+    text += "" if math.isnan(deviation) else f" ± {number(deviation, 2)}"
     return text + (f", {sample.diverged} diverged" if sample.diverged else "")
 
 
