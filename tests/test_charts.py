@@ -16,6 +16,7 @@ from isaac_lab.charts.lines import Axis, Line, Panel, Target
 from isaac_lab.records import write_whole
 
 PNG = b"\x89PNG"
+PLAIN = Method("AdamW", look("adamw"))
 ROOT = Path(__file__).parents[1]
 ALWAYS = {"λ", "ζ", "∇", "ḡ", "η", "×", "−", "₁", "₀", "ₐ", "∞", "≤", "·", "“", "”", "±"}
 
@@ -41,15 +42,14 @@ def place(a: float, g: float) -> tuple[float, float]:
 
 def curves(**changes: object) -> Figure:
     """Two methods, one of which diverges, with a target."""
-    methods = (Method("AdamW", look("adamw")), Method("AdamW + ISAAC", look("adamw+isaac"), ours=True))
-    steps = [1, 2, 3, 4]
+    ours, steps = Method("AdamW + ISAAC", look("adamw+isaac")), [1, 2, 3, 4]
     drawn = [
-        Line("AdamW", "one seed", {"step": steps[:2], "loss": [3.0, 2.0]}, over_seeds=True, diverged=True),
-        Line("AdamW + ISAAC", "mean of 3 seeds", {"step": steps, "loss": [3.0, 1.0, 0.5, 0.25]} | _range(), over_seeds=True),
+        Line(PLAIN, "one seed", {"step": steps[:2], "loss": [3.0, 2.0]}, diverged=True),
+        Line(ours, "mean of 3 seeds", {"step": steps, "loss": [3.0, 1.0, 0.5, 0.25]} | _range()),
     ]
     step, loss = Axis("step", "Steps", ",d"), Axis("loss", "Training loss")
     target, words = Target(0.08625, "target 0.08625"), {"title": "Title: ∇ and ζ*", "subtitle": "sub"}
-    made = lines.figure("f", [Panel("c", "", "Two curves.", drawn)], methods, [loss], [step], target=target, **words)
+    made = lines.figure("f", [Panel("c", "", "Two curves.", drawn)], [loss], [step], target=target, **words)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -105,9 +105,8 @@ def test_a_map_can_show_losses_or_accuracies() -> None:
 @pytest.mark.parametrize(("low", "high"), [(0.54, 0.69), (0.7, 2.4), (0.62, 1.9), (0.0021, 0.0029)])
 def test_a_logarithmic_axis_has_numbers_however_short_it_is(low: float, high: float) -> None:
     step, loss = Axis("step", "Steps", ",d"), Axis("loss", "Training loss")
-    line = Line("AdamW", "one seed", {"step": [1, 2], "loss": [high, low]}, over_seeds=True)
-    methods = (Method("AdamW", look("adamw")),)
-    text = draw.svg(lines.figure("f", [Panel("c", "", "One curve.", [line])], methods, [loss], [step]))
+    line = Line(PLAIN, "one seed", {"step": [1, 2], "loss": [high, low]})
+    text = draw.svg(lines.figure("f", [Panel("c", "", "One curve.", [line])], [loss], [step]))
     numbers = re.findall(r'text-anchor="end"[^>]*>([\d.]+)</text>', text)
     assert len({float(number) for number in numbers}) >= 2, numbers
 
@@ -124,9 +123,9 @@ def _without_crosses(chart: Chart) -> Chart:
 
 
 def test_a_curve_that_diverged_at_once_has_its_place_in_the_legend() -> None:
-    gone = Panel("c", "", "", [Line("AdamW", "one seed", {"step": [], "loss": []}, diverged=True)])
+    gone = Panel("c", "", "", [Line(PLAIN, "one seed", {"step": [], "loss": []}, diverged=True)])
     axes = [Axis("loss", "Training loss")], [Axis("step", "Steps", ",d")]
-    assert ">AdamW<" in draw.svg(lines.figure("f", [gone], curves().methods, *axes))
+    assert ">AdamW<" in draw.svg(lines.figure("f", [gone], *axes))
 
 
 def test_nothing_runs_through_the_name_of_the_target() -> None:

@@ -40,15 +40,13 @@ def curves(
 ) -> Picture:
     """A line for each label: the mean of its seeds, with a band from the lowest to the highest; "plain" is dashed."""
     hues = (hue for hue in ("red", "blue", "orange", "green", "pink", "sky") if hue in HUES)
-    methods = [Method(label, Look("black", DASHED) if label == "plain" else Look(next(hues))) for label in runs]
-    drawn = [
-        lines.mean(label, [{x.field: list(at), y.field: list(seed)} for seed in seeds], x.field, (y.field,))
-        for label, seeds in runs.items()
-    ]
-    shown = [line for line in drawn if line is not None]
-    size, panel = (560, 320), Panel("chart", "", title, shown)
-    made = lines.figure("figure", [panel], methods, [y], [x], logarithmic=logarithmic, target=target, picture=size, title=title)
-    return Picture(made)
+    drawn = []
+    for label, seeds in runs.items():
+        method = Method(label, Look("black", DASHED) if label == "plain" else Look(next(hues)))
+        columns = [{x.field: list(at), y.field: list(seed)} for seed in seeds]
+        drawn.append(lines.mean(method, columns, x.field, (y.field,)))
+    size, panel = (560, 320), Panel("chart", "", title, drawn)
+    return Picture(lines.figure("figure", [panel], [y], [x], logarithmic=logarithmic, target=target, picture=size, title=title))
 
 
 def images(title: str, rows: Mapping[str, Mapping[str, tuple[Tensor, str]]]) -> Picture:

@@ -28,8 +28,6 @@ AXIS |= {"labelFontSize": 11, "titleFontSize": 11.5, "titleFontWeight": "normal"
 LEGEND = {"labelColor": MUTED, "titleColor": MUTED, "labelFontSize": 10.5, "titleFontSize": 11}
 CONFIG = {"font": FONT, "aria": False, "view": {"stroke": None}, "axis": AXIS, "legend": LEGEND}
 CONFIG |= {"text": {"color": INK, "fontSize": 11}}
-#: In place of what no control says.
-UNSAID = object()
 #: Pixels: around everything, between charts, of a line of the title, of a line of text, and of a row of the legend.
 MARGIN, GAP, TITLE, LINE, ITEM = 16, 22, 24, 17, 22
 #: Of letters, as a share of the font's size, more than most need: of the title, of the legend, of all others.
@@ -89,19 +87,14 @@ def svg(figure: Figure) -> str:
 
 
 def filled(spec: Any, values: dict[str, Any]) -> Any:
-    """A specification with what the controls say in place of each "$name", nothing where they say nothing."""
-    if isinstance(spec, dict):
-        made = {key: filled(value, values) for key, value in spec.items()}
-        return {key: value for key, value in made.items() if value is not UNSAID}
-    if isinstance(spec, list | tuple):
-        return [filled(value, values) for value in spec]
-    name = re.fullmatch(r"\$(\w+)", spec) if isinstance(spec, str) else None
-    return values.get(name[1], UNSAID) if name else spec
+    """A specification with what the controls say in place of each "$name", nothing where they say nothing; as page.js does."""
+    text = re.sub(r'"\$(\w+)"', lambda found: json.dumps(values.get(found[1], "$")), json.dumps(spec))
+    return json.loads(text, object_hook=lambda own: {key: value for key, value in own.items() if value != "$"})
 
 
 def _panel(chart: Chart, values: dict[str, Any]) -> tuple[str, tuple[int, int]]:
     """The inside of a chart's SVG, and its size."""
-    spec = filled(dict(chart.spec), values)
+    spec = filled(chart.spec, values)
     # What answers to a pointer is nothing in a picture, and most of its bytes.
     spec["layer"] = [layer for layer in spec["layer"] if "params" not in layer]
     width, height = chart.picture

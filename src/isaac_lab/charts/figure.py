@@ -42,7 +42,6 @@ class Method:
 
     label: str
     look: Look
-    ours: bool = False
 
 
 def by_method(methods: Sequence[Method], values: Sequence[Any], type: str = "nominal") -> dict[str, Any]:

@@ -53,8 +53,20 @@ def control(cells: Sequence[Cell]) -> Control:
     for quantity, (title, label) in QUANTITIES.items():
         found = [colour(cell[quantity], quantity) for cell in _finite(cells, quantity)]
         if quantity == "loss" or found:
-            names = {"colour": f"{quantity}_colour", "text": f"{quantity}_text", "legend": title, "legend_label": label}
-            choices[title] = names | _colours(found or [0.0], quantity)
+            low, high, shown = _legend(found or [0.0], quantity)
+            field = f"{quantity}_colour"
+            choices[title] = {
+                "colour": field,
+                "domain": [low, high],
+                "text": f"{quantity}_text",
+                "legend": title,
+                "legend_label": label,
+                "legend_values": shown,
+                "finite": f"isValid(datum.{field})",
+                "diverged": f"!isValid(datum.{field})",
+                "bright": f"datum.{field} > {low + BRIGHT * (high - low)}",
+                "best": f"datum.{quantity}_best",
+            }
     return Control("Colour", choices)
 
 
@@ -63,25 +75,17 @@ def _finite(cells: Sequence[Cell], quantity: str, name: str = "") -> list[Cell]:
     return [cell for cell in cells if math.isfinite(cell[quantity]) and group(cell) == (name or group(cell))]
 
 
-def _colours(values: Sequence[float], quantity: str) -> dict[str, Any]:
+def _legend(values: Sequence[float], quantity: str) -> tuple[float, float, list[float]]:
+    """The ends of the colours, and which are named: round losses or accuracies, as far apart as their names are long."""
     room = max(0.0, SMALLEST_SPAN - (max(values) - min(values))) / 2
     low, high = min(values) - room, max(values) + room
     digits = (1, 2, 5) if high - low > 1 else (1, 1.5, 2, 3, 5, 7)
     rounds = [digit * 10.0**decade for decade in range(-9, 4) for digit in digits] if quantity == "loss" else ACCURACIES
-    # Round losses or accuracies, as far apart as their names are long.
     shown: list[float] = []
     for value in sorted(colour(value, quantity) for value in rounds):
         if low <= value <= high and (not shown or value - shown[-1] >= APART * (high - low)):
             shown.append(round(value, 6))
-    field = f"datum.{quantity}_colour"
-    return {
-        "domain": [low, high],
-        "legend_values": shown,
-        "finite": f"isValid({field})",
-        "diverged": f"!isValid({field})",
-        "bright": f"{field} > {low + BRIGHT * (high - low)}",
-        "best": f"datum.{quantity}_best",
-    }
+    return low, high, shown
 
 
 def chart(id: str, title: str, cells: Sequence[Cell]) -> Chart:
@@ -134,13 +138,6 @@ def _axis(places: Mapping[float, float], size: float, title: str, start: float) 
 
 def _rows(cells: Sequence[Cell], places: Mapping[float, float]) -> list[dict[str, Any]]:
     decimals = 2 if len(places) <= FEW + 1 else 1
-    best = {
-        name: [
-            max(_finite(cells, name, sector), key=lambda cell: colour(cell[name], name), default=None)
-            for sector in ("zeta", "zeta_star")
-        ]
-        for name in QUANTITIES
-    }
     rows = []
     for cell in cells:
         x, y, loss, accuracy = places[cell["g"]], places[cell["a"]], cell["loss"], cell["accuracy"]
@@ -156,7 +153,9 @@ def _rows(cells: Sequence[Cell], places: Mapping[float, float]) -> list[dict[str
             row |= {"accuracy": f"{100 * accuracy:.2f} %", "accuracy_text": f"{100 * accuracy:.1f}"}
         for name in QUANTITIES:
             row[f"{name}_colour"] = round(colour(cell[name], name), 4) if math.isfinite(cell[name]) else None
-            row[f"{name}_best"] = any(cell is one for one in best[name])
+            rivals = _finite(cells, name, group(cell))
+            best = max(rivals, key=lambda own: colour(own[name], name), default=None)
+            row[f"{name}_best"] = group(cell) != "gradient" and cell is best
         rows.append(row)
     return rows
 

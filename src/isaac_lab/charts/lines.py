@@ -29,10 +29,10 @@ Columns = Mapping[str, Sequence[float | None]]
 class Line:
     """A method's values, of one seed or over seeds; over several the columns "…_low" and "…_high" hold the range."""
 
-    method: str  # the label of its `Method`
+    method: Method
     run: str  # "seed 0", "mean of 3 seeds"
     columns: Columns
-    over_seeds: bool = False
+    over_seeds: bool = True
     #: Whether it ends because training did: a cross. A column "diverged" says at which points else there is one.
     diverged: bool = False
 
@@ -78,8 +78,8 @@ class Panel(NamedTuple):
     lines: Sequence[Line]
 
 
-def mean(method: str, seeds: Sequence[Columns], at: str, values: Sequence[str]) -> Line | None:
-    """Mean, lowest and highest over seeds, where all of them have finite values; None where that is nowhere.
+def mean(method: Method, seeds: Sequence[Columns], at: str, values: Sequence[str]) -> Line:
+    """Mean, lowest and highest over seeds, where all of them have finite values, which may be nowhere.
 
     The column `at` says which points belong together; `values` have a range over seeds, all others the mean alone.
     """
@@ -91,14 +91,12 @@ def mean(method: str, seeds: Sequence[Columns], at: str, values: Sequence[str]) 
         for place in (tables[0] if tables else ())
         if all(any(table.get(place, {}).get(name) is not None for name in values) for table in tables)
     ]
-    if not common:
-        return None
     columns: dict[str, list[float | None]] = {}
-    for name in seeds[0]:
+    for name in seeds[0] if seeds else ():
         own = [[table[place][name] for table in tables] for place in common]
         for end, statistic in (("", fmean), ("_low", min), ("_high", max))[: 3 if name in values and len(seeds) > 1 else 1]:
             columns[name + end] = [None if None in found else statistic(found) for found in own]
-    return Line(method, f"mean of {len(seeds)} seeds" if len(seeds) > 1 else "one seed", columns, over_seeds=True)
+    return Line(method, f"mean of {len(seeds)} seeds" if len(seeds) > 1 else "one seed", columns)
 
 
 def _horizontal(axis: Axis) -> dict[str, Any]:
@@ -138,7 +136,6 @@ RUNS = Control("Lines", {"Mean and range": {"rows": "datum.over_seeds"}, "Every 
 def figure(
     id: str,
     panels: Sequence[Panel],
-    methods: Sequence[Method],
     up: Sequence[Axis],
     across: Sequence[Axis],
     *,
@@ -154,7 +151,6 @@ def figure(
     Args:
         id: Of the figure's element.
         panels: The charts.
-        methods: Their colours and dashes.
         up: Choices of the vertical axis.
         across: Choices of the horizontal axis.
         logarithmic: Whether the vertical axis is, unless a reader wants it otherwise.
@@ -164,6 +160,7 @@ def figure(
         views: What the picture shows.
         words: Title, subtitle and caption.
     """
+    methods = tuple(dict.fromkeys(line.method for panel in panels for line in panel.lines))
     fields = list({axis.field: axis for axis in (*across, *up)}.values())
     scales = SCALES if logarithmic else dict(reversed(SCALES.items()))
     controls = [Control("Quantity", {axis.title: _vertical(axis) for axis in up}), Control("Vertical", scales)]
@@ -175,7 +172,7 @@ def figure(
         charts.append(Chart(id_, title, alt, _spec(lines, columns, methods, fields, target, bars), rows, picture))
         if RUNS not in controls and not all(line.over_seeds for line in lines):
             controls.append(RUNS)
-    return Figure(id, tuple(charts), controls=tuple(controls), methods=tuple(methods), views=tuple(map(tuple, views)), **words)
+    return Figure(id, tuple(charts), controls=tuple(controls), methods=methods, views=tuple(map(tuple, views)), **words)
 
 
 def _spec(
@@ -247,7 +244,7 @@ def _row(line: Line, names: Sequence[str]) -> dict[str, Any]:
     columns = {name: [_short(line.columns[name][place]) for place in places] if name in line.columns else [] for name in names}
     if line.diverged and places and "diverged" not in line.columns:
         columns["diverged"] = [*[None] * (len(places) - 1), 1]
-    return {"method": line.method, "run": line.run, "over_seeds": line.over_seeds} | columns
+    return {"method": line.method.label, "run": line.run, "over_seeds": line.over_seeds} | columns
 
 
 def _short(value: float | None) -> float | None:

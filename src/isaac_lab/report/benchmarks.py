@@ -29,7 +29,7 @@ NAMES, MODES = (WORDS["bench"][key] for key in ("names", "modes"))
 KINDS = ("table2", "scaling", "shapes", "models", "grid")
 #: Columns of words; all others hold numbers.
 LEFT = ("Model", "Method", "Size", "What", "Verdict", "Record")
-CURVES = (Method("measured, with quartiles", look("zeta_star"), ours=True), Method("multiply-adds", Look("grey", "6 4")))
+CURVES = (Method("measured, with quartiles", look("zeta_star")), Method("multiply-adds", Look("grey", "6 4")))
 SCALED = {"batch": "By batch size, at width {}", "width": "By width, at batch size {}"}
 #: Of Table 2; the plain gradient is 1 by definition.
 METHODS = {name: NAMES[name] for name in ("paper", "zeta_star", "zeta", "kfac")}
@@ -155,14 +155,13 @@ def scaling_curves(record: Record) -> Figure:
             measured = {"size": sizes, "ratio": middle, "ratio_low": low, "ratio_high": high}
             counted = {"size": sizes, "ratio": [case["theory"] for case in cases]}
             known = (("median", measured), ("counted", counted))
-            drawn = [Line(own.label, run, found, over_seeds=True) for own, (run, found) in zip(CURVES, known, strict=True)]
+            drawn = [Line(own, run, found) for own, (run, found) in zip(CURVES, known, strict=True)]
             name = name.format(cases[0]["width" if curve == "batch" else "batch"])
             alt = f"{name}: ratios of {min(middle):.2f} to {max(middle):.2f}."
             panels.append(Panel(f"scaling-{curve}", name, alt, drawn))
     return lines.figure(
         "figure-scaling",
         panels,
-        CURVES,
         [Axis("ratio", "Time of a ζ* step over that of a plain one", ".3~g")],
         [Axis("size", "Batch size or width", ",d", logarithmic=True)],
         logarithmic=False,

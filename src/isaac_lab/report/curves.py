@@ -24,7 +24,7 @@ def _styles(names: Sequence[str]) -> dict[str, Method]:
     found = {}
     for group, own in ((group, own) for name in names for group, own in WORDS["styles"][name].items()):
         label = own["label"].format(damping=f"{figA1.DAMPING:g}", batch=figA1.BATCH)
-        found[group] = Method(label, Look(**{key: own[key] for key in own if key != "label"}), label.startswith("ζ*"))
+        found[group] = Method(label, Look(**{key: own[key] for key in own if key != "label"}))
     return found
 
 
@@ -34,10 +34,10 @@ STYLES = {name: _styles(own["styles"]) for name, own in FIGURES.items()}
 
 
 def figure(view: View) -> Figure:
-    """All groups that have a style, in their order."""
-    shown, groups = FIGURES[view.experiment.id], _groups(view)
-    methods = [method for _, method, _ in groups]
-    drawn = [line for name, method, outcome in groups for line in _lines(view, outcome, name, method.label)]
+    """All groups that have a style and have been run, in their order."""
+    shown, panels = FIGURES[view.experiment.id], {name: own for own in reversed(view.outcomes) for name in own.records}
+    groups = [(name, method) for name, method in STYLES[view.experiment.id].items() if name in panels]
+    drawn = [line for name, method in groups for line in _lines(view, panels[name], name, method)]
     across = [Axis("step", "Steps", ",d"), Axis("epoch", "Epochs", ",d")]
     if measured := any(value is not None for line in drawn for value in line.columns["seconds"]):
         timed = [method for record in view.steps.values() for method in record["methods"]]
@@ -47,10 +47,10 @@ def figure(view: View) -> Figure:
         across += [Axis("seconds", label, ",.3~r", label="Seconds")]
         across += [Axis("seconds", label, label=SECONDS_LOG, logarithmic=True)]
     up = [_axis(quantity, drawn) for quantity in shown["quantities"]]
-    own = identifier("curve", view.experiment.id)
-    ends = [(line.columns["train_loss"][-1], line.method) for line in drawn if line.over_seeds]
+    own = identifier("curve", view.experiment.id, view.scale.name)
+    ends = [(loss, line.method.label) for line in drawn if line.over_seeds for loss in line.columns["train_loss"][-1:]]
     lowest = min(((loss, method) for loss, method in ends if loss is not None), default=None)
-    alt = f"Curves of {len(methods)} methods: {view.experiment.shows}. "
+    alt = f"Curves of {len(groups)} methods: {view.experiment.shows}. "
     alt += f"Lowest training loss at the end: {lowest[1]}, {number(lowest[0])}. " if lowest else " "
     several = len({record.trial.seed for outcome in view.outcomes for record in outcome.all()}) > 1
     bands = " Bands: from the lowest to the highest seed." if several else ""
@@ -59,7 +59,6 @@ def figure(view: View) -> Figure:
     return lines.figure(
         f"figure-{own}",
         [Panel(own, "", f"{alt}The last values are in the table below.", drawn)],
-        methods,
         up,
         across,
         logarithmic=shown["quantities"][0] != "test_accuracy",
@@ -69,28 +68,16 @@ def figure(view: View) -> Figure:
     )
 
 
-def is_whole(view: View) -> bool:
-    """Whether every curve is there: Figure A1 is Figure 2 and more, without which it says nothing new."""
-    return len(_groups(view)) == len(STYLES[view.experiment.id])
-
-
-def _groups(view: View) -> list[tuple[str, Method, Outcome]]:
-    """Those that have been run, with the panel that each is of."""
-    panels = {name: outcome for outcome in reversed(view.outcomes) for name in outcome.records}
-    styles = STYLES[view.experiment.id]
-    return [(name, method, panels[name]) for name, method in styles.items() if name in panels]
-
-
-def _lines(view: View, outcome: Outcome, name: str, label: str) -> list[Line]:
+def _lines(view: View, outcome: Outcome, name: str, method: Method) -> list[Line]:
     """The mean over seeds and, where there are several, each of them."""
     per_step = view.seconds_per_step(outcome.panel.name).get(name)
     records = outcome.records[name]
     runs = [_columns(record, per_step) for record in records]
-    over = lines.mean(label, runs, "epoch", tuple(TITLES))
-    found = [replace(over, diverged=not all(record.finished for record in records))] if over else []
+    over = lines.mean(method, runs, "epoch", tuple(TITLES))
+    found = [replace(over, diverged=not all(record.finished for record in records))]
     if len(runs) > 1:
         for record, run in zip(records, runs, strict=True):
-            found.append(Line(label, f"seed {record.trial.seed}", run, diverged=not record.finished))
+            found.append(Line(method, f"seed {record.trial.seed}", run, over_seeds=False, diverged=not record.finished))
     return found
 
 

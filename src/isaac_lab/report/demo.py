@@ -110,9 +110,9 @@ def photographs(shown: Shown, folder: Path | None = None) -> Figure:
 
 def curves(shown: Shown) -> Figure:
     """PSNR over steps, and over seconds."""
-    methods, drawn = [], []
+    drawn = []
     for own in shown.summaries:
-        methods.append(Method(own.method.name, look(own.method.method), ours="+" in own.method.method))
+        method = Method(own.method.name, look(own.method.method))
         columns = [
             {
                 "step": record.curve["step"],
@@ -122,15 +122,13 @@ def curves(shown: Shown) -> Figure:
             for record in own.records
             if record.finished
         ]
-        line = lines.mean(own.method.name, columns, "step", ("psnr",))
-        drawn += [line] if line else []
+        drawn.append(lines.mean(method, columns, "step", ("psnr",)))
     device = {"cpu": "CPU core", "cuda": "GPU"}[shown.device]
     ways = [Axis("step", "Steps", ",d"), Axis("seconds", f"Seconds of training on one {device}", ".2~f")]
     bands = "" if shown.seeds == "one seed" else ", bands from the lowest to the highest"
     return lines.figure(
         "figure-psnr",
         [Panel("psnr", "", " ".join(what_one_sees(shown)), drawn)],
-        methods,
         [Axis("psnr", "PSNR (dB)", ".1f")],
         ways,
         logarithmic=False,

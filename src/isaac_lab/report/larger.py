@@ -23,11 +23,6 @@ LOOKS = {name: Look(**own) for name, own in WORDS["styles"]["larger"].items()}
 def courses(summary: Record) -> Figure:
     """Accuracy over epochs, a chart for each panel: mean and standard deviation over seeds, and the end of it enlarged."""
     curves = [curve for panel in summary["panels"] for curve in panel["curves"]]
-    names = {curve["label"]: curve["name"] for curve in curves}
-    methods = [
-        Method(label, LOOKS.get(name) or look(name, place), ours=name != "none")
-        for place, (label, name) in enumerate(names.items())
-    ]
     panels = []
     for panel in summary["panels"]:
         drawn = []
@@ -35,7 +30,8 @@ def courses(summary: Record) -> Figure:
             ends = list(zip(curve["mean"], curve["std"] or [0.0] * len(curve["mean"]), strict=True))
             columns = {"epoch": curve["epochs"], "value": curve["mean"]}
             columns |= {"value_low": [mean - std for mean, std in ends], "value_high": [mean + std for mean, std in ends]}
-            drawn.append(Line(curve["label"], f"mean of {curve['n']} seeds", columns, over_seeds=True))
+            method = Method(curve["label"], LOOKS.get(curve["name"]) or look(curve["name"]))
+            drawn.append(Line(method, f"mean of {curve['n']} seeds", columns))
         alt = f"Curves of {len(drawn)} methods over epochs, {panel['title']}. The last values are in the table below."
         panels.append(Panel(f"fig6-{identifier(panel['name'])}", f"({panel['name']}) {panel['title']}", alt, drawn))
     epochs = max(len(curve["epochs"]) for curve in curves)
@@ -48,7 +44,6 @@ def courses(summary: Record) -> Figure:
     return lines.figure(
         "figure-fig6",
         panels,
-        methods,
         [Axis("value", summary["quantity_title"], ".4~%")],
         across,
         logarithmic=False,

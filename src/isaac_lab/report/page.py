@@ -119,9 +119,7 @@ def _raw(text: str) -> Any:
 
 def _words(text: str) -> Any:
     """Escaped, with `code`, **strong** and the indices of dampings as elements."""
-    import markupsafe
-
-    escaped = str(markupsafe.escape(text))
+    escaped = str(_raw("{}").format(text))
     escaped = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)
     escaped = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", escaped)
     return _raw(re.sub(r"λ_([ag])\b", r"λ<sub>\1</sub>", escaped))

@@ -124,22 +124,21 @@ def blocks(view: View, about: Summary, directory: str) -> list[Block]:
     return [f"{about['model']} · scale “{scale}”.", shown, *([own] if own else []), about["notes"], where]
 
 
-def known(evidence: Evidence, id: str, directory: str, *, curves_only_whole: bool = False) -> list[Block]:
+def known(evidence: Evidence, id: str, directory: str) -> list[Block]:
     """What there is of an experiment at each scale that counts, or how to make it."""
     found: list[Block] = []
     for view in evidence.views(id):
         about = evidence.summary(id, view.scale.name)
-        if (view.outcomes or about) and not (curves_only_whole and (found or not curves.is_whole(view))):
-            found += blocks(view, about, directory)
+        found += blocks(view, about, directory) if view.outcomes or about else []
     return found or [missing(EXPERIMENTS[id].name, f"reproduce {id} --scale quick")]
 
 
 def section(id: str, evidence: Evidence, directory: str) -> list[Block]:
-    """Of the HTML page: these experiments at every scale; curves at the largest one that has all of them."""
+    """Of the HTML page: these experiments at every scale."""
     found: list[Block] = []
     for experiment in (EXPERIMENTS[name] for name in SECTIONS[id]):
         found.append(Heading(f"{id}-{experiment.id}".lower(), f"{experiment.name}: {experiment.shows}"))
-        found += known(evidence, experiment.id, directory, curves_only_whole=id == "curves")
+        found += known(evidence, experiment.id, directory)
     return found
 
 

@@ -93,8 +93,7 @@ def _ended(method: Record, summary: Record) -> tuple[bool, float]:
 
 def brief(summary: Record) -> Table:
     """The same for a terminal, of those that ran."""
-    whole = table({**summary, "methods": [method for method in summary["methods"] if method["n"]]})
-    kept = whole.only([0, 2, *range(len(whole.columns) - 4, len(whole.columns))])
+    kept = table({**summary, "methods": [method for method in summary["methods"] if method["n"]]}).only([0, 2, -4, -3, -2, -1])
     return replace(kept, columns=("Method", "At the end", "Steps", "Seconds", "ms per step", "n"))
 
 
@@ -191,19 +190,18 @@ def figure(summary: Record, name: str = "race") -> Figure:
     starts = [curve["loss"][0] for method in summary["methods"] for curve in method["curves"] if curve["loss"]]
     highest = max((loss for loss in starts if loss is not None), default=math.inf)
     ceiling = math.inf if summary["higher"] else CEILING * highest
-    methods: list[Method] = []
     drawn: list[Line] = []
-    for method in sorted(summary["methods"], key=lambda own: _arrived(own, summary)):
-        if method["curves"]:
-            base = method["name"].removeprefix("isaac-").removesuffix("-running")
-            known = f"{base}+isaac" if method["name"].startswith("isaac-") else base
-            own = look(f"{known} running" if method["name"].endswith("-running") else known, len(methods))
-            methods.append(Method(method["label"], replace(own, width=WIDTHS[method["ours"]]), method["ours"]))
-            drawn += _lines(method["label"], method["curves"], ceiling)
+    ran = [method for method in summary["methods"] if method["curves"]]
+    for place, method in enumerate(sorted(ran, key=lambda own: _arrived(own, summary))):
+        base = method["name"].removeprefix("isaac-").removesuffix("-running")
+        known = f"{base}+isaac" if method["name"].startswith("isaac-") else base
+        own = look(f"{known} running" if method["name"].endswith("-running") else known, place)
+        shown = Method(method["label"], replace(own, width=WIDTHS[method["ours"]]))
+        drawn += _lines(shown, method["curves"], ceiling)
     title, value, best = summary["quantity_title"], summary["target"], lowest(summary)
     logarithmic = Axis("seconds", "Seconds", label="Seconds (log)", logarithmic=True)
     timed = any(value for line in drawn for value in line.columns["seconds"])
-    alt = f"{title} of {len(methods)} methods over training, {summary['title']}. Solid lines have ISAAC. "
+    alt = f"{title} of {len(ran)} methods over training, {summary['title']}. Solid lines have ISAAC. "
     alt += f"{f'Best at the budget: {best}.' if best else ''} The numbers are in the table below."
     left = [method["label"] for method in summary["methods"] if not method["n"]]
     about = f"{NOTES['smoke']} " if summary["scale"] == "smoke" else ""
@@ -217,7 +215,6 @@ def figure(summary: Record, name: str = "race") -> Figure:
     return lines.figure(
         f"figure-{name}",
         [Panel(name, "", alt, drawn)],
-        methods,
         [Axis("loss", title, ".4~g")],
         [Axis("step", "Steps", ",d"), Axis("seconds", "Seconds", ",.3~r"), logarithmic],
         logarithmic=not summary["higher"],
@@ -240,17 +237,17 @@ def _arrived(method: Record, summary: Record) -> tuple[int, float]:
     return (2, 0.0) if method["final"]["mean"] is None else (1, _ended(method, summary)[1])
 
 
-def _lines(label: str, curves: Sequence[Record], ceiling: float) -> list[Line]:
+def _lines(method: Method, curves: Sequence[Record], ceiling: float) -> list[Line]:
     """The mean over seeds, and each of them."""
     seeds = []
     for curve in curves:
         rows = zip(curve["steps"], curve["seconds"], curve["loss"], strict=True)
         kept = [row for row in rows if row[2] is not None and row[2] <= ceiling]
         seeds.append({name: [row[place] for row in kept] for place, name in enumerate(("step", "seconds", "loss"))})
-    over = lines.mean(label, seeds, "step", ("loss",))
-    each = [Line(label, f"seed {curve['seed']}", own) for curve, own in zip(curves, seeds, strict=True)]
+    over = lines.mean(method, seeds, "step", ("loss",))
+    each = [Line(method, f"seed {curve['seed']}", own, over_seeds=False) for curve, own in zip(curves, seeds, strict=True)]
     # Seeds that have no step in common have no mean, and are shown in place of it.
-    return [*([over] if over else [replace(line, over_seeds=True) for line in each]), *each]
+    return [*([over] if over.columns["step"] else [replace(line, over_seeds=True) for line in each]), *each]
 
 
 def blocks(races: Path, pictures: Path) -> Blocks:

@@ -20,7 +20,7 @@ from isaac_lab.stats import LEVEL, contrast, holm, sample
 from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
 
 #: By arm of the study.
-METHODS = {"plain": Method("plain", Look("black", DASHED)), "line": Method("with the line", Look("red"), ours=True)}
+METHODS = {"plain": Method("plain", Look("black", DASHED)), "line": Method("with the line", Look("red"))}
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,11 @@ def read(store: Store, scale: str) -> Shown:
         own = {str(c.rate): c for c in found if c.optimizer == name and _whole(c)}
         adjusted = holm({rate: contrast(cell.line, cell.plain).p for rate, cell in own.items()})
         p |= {(name, own[rate].rate): value for rate, value in adjusted.items()}
-    steps: dict[str, str] = {}
-    for device, record in store.times().items():
-        seconds = times.seconds(record)
-        for name in OPTIMIZERS:
-            said = f"{seconds[name + '+line'] / seconds[name]:.2f} × on {'a GPU' if device == 'cuda' else 'one CPU core'}"
-            steps[name] = f"{steps[name]}, {said}" if name in steps else said
+    timed = {"a GPU" if on == "cuda" else "one CPU core": times.seconds(record) for on, record in store.times().items()}
+    steps = {
+        name: ", ".join(f"{own[f'{name}+line'] / own[name]:.2f} × on {device}" for device, own in timed.items())
+        for name in (OPTIMIZERS if timed else ())
+    }
     return Shown(scale, found, p, steps)
 
 
@@ -111,12 +110,11 @@ def figure(found: Shown) -> Figure:
                 ends = (own["mean"] + sign * (own["std"] or 0.0) if own["n"] else None for sign in (0, -1, 1))
                 rows.append((cell.rate, *ends))
             columns = dict(zip(("rate", "accuracy", "accuracy_low", "accuracy_high"), zip(*rows, strict=True), strict=False))
-            drawn.append(Line(method.label, f"mean of {SCALES[found.scale]['seeds']} seeds", columns, over_seeds=True))
+            drawn.append(Line(method, f"mean of {SCALES[found.scale]['seeds']} seeds", columns))
         panels += [Panel(f"rates-{name}", optimizer["title"], summed_up(found), drawn)] if cells else []
     return lines.figure(
         f"figure-rates-{found.scale}",
         panels,
-        tuple(METHODS.values()),
         [Axis("accuracy", "Test accuracy", ".0%")],
         [Axis("rate", "Learning rate", ".3~g", logarithmic=True)],
         logarithmic=False,

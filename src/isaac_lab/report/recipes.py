@@ -17,16 +17,14 @@ from isaac_lab.studies.recipes import ARMS, RECIPES, RULES
 from isaac_lab.studies.verdicts import Sample, Standing, standings, summed_up
 from isaac_lab.words import number
 
-LINE, TUNED = Method("with the line", Look("red"), ours=True), Method("plain, best of five rates", Look("black"))
-#: The last headings of the verdicts.
-TESTED = ("p better", "p not worse", "Step", "Verdict")
-NONE = "No record has been made by the rules as they are."
+LINE, TUNED = Method("with the line", Look("red")), Method("plain, best of five rates", Look("black"))
 NOTES = WORDS["recipes"]
 
 
 def table(found: Sequence[Standing]) -> Table:
     """The verdicts."""
-    columns = ("Recipe", "Measured", "Plain", "With the line", "Plain, best rate", "Gain (95 %)", "Margin", *TESTED)
+    columns = ["Recipe", "Measured", "Plain", "With the line", "Plain, best rate", "Gain (95 %)", "Margin"]
+    columns += ["p better", "p not worse", "Step", "Verdict"]
     rows = []
     for own in found:
         gain, low, high = (_scaled(own, value) for value in own.gain)
@@ -41,8 +39,7 @@ def table(found: Sequence[Standing]) -> Table:
 
 def brief(found: Sequence[Standing]) -> Table:
     """The same for a terminal."""
-    whole = table(found)
-    return whole.only([0, 2, 3, 4, *range(len(whole.columns) - len(TESTED), len(whole.columns))])
+    return table(found).only([0, 2, 3, 4, -4, -3, -2, -1])
 
 
 def losses(found: Sequence[Standing]) -> Table:
@@ -101,9 +98,9 @@ def blocks(out: Path, pictures: Path) -> Blocks:
     """What fills each block of a page: a scale each, and the rules."""
 
     def block(scale: str) -> str:
-        found = standings(Store(out / scale), scale)
-        name = f"recipes-{scale}"
-        return parts.markdown([parts.Figure(figure(found, scale), name), *_shown(found)], pictures) if found else NONE
+        if not (found := standings(Store(out / scale), scale)):
+            return "No record has been made by the rules as they are."
+        return parts.markdown([parts.Figure(figure(found, scale), f"recipes-{scale}"), *_shown(found)], pictures)
 
     made = {f"recipes-{scale}": partial(block, scale) for scale in ("quick", "standard")}
     return {**made, "recipes-rules": lambda: rules("standard").markdown()}

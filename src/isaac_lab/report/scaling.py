@@ -226,25 +226,24 @@ def _gigabytes(cost: Overhead) -> str:
 def figure(plan: Plan) -> Figure:
     """Time and memory over the size of the model, for a few settings and for the first one below the limit."""
     work, machine, percent = plan.at(plan.middle), plan.machine, f"{100 * plan.limit:g} %"
-    methods = [Method(setting.words, own) for setting, own in LOOKS.items()]
-    costs = [{shape: overhead(shape, work, setting, machine) for shape in plan.shapes} for setting in LOOKS]
+    drawn = [
+        _line(Method(setting.words, own), {shape: overhead(shape, work, setting, machine) for shape in plan.shapes})
+        for setting, own in LOOKS.items()
+    ]
     cells = {shape: cell(shape, work, plan) for shape in plan.shapes}
     if reached := {shape: one.cost for shape, one in cells.items() if one.reached and one.cost is not None}:
-        methods.append(Method(f"the first setting below {percent}", Look("green", "2 3"), ours=True))
-        costs.append(reached)
-    drawn = [_line(method.label, found) for method, found in zip(methods, costs, strict=True)]
-    methods.append(Method(f"limits: {percent}, and all of the GPU's memory", Look("grey", "2 3", 1.2)))
+        drawn.append(_line(Method(f"the first setting below {percent}", Look("green", "2 3")), reached))
+    limit_of = Method(f"limits: {percent}, and all of the GPU's memory", Look("grey", "2 3", 1.2))
     limits: dict[str, list[float | None]] = {"parameters": [shape.parameters for shape in plan.shapes]}
     for name, limit in (("time", 100 * plan.limit), ("memory", machine.memory / 1e9)):
         limits[name] = [limit for _ in plan.shapes]
-    drawn.append(Line(methods[-1].label, "limit", limits, over_seeds=True))
+    drawn.append(Line(limit_of, "limit", limits))
     alt = "What settings of ζ* add to the time and to the peak memory of a step, by size of the model."
     up = [Axis("time", "Time added, % of the plain step", ".3~r"), Axis("memory", "Peak memory added, GB per GPU", ".3~r")]
     subtitle = f"A cost model, not a measurement: {plan.middle} × {machine.name}, FSDP2, {work.tokens:,} tokens per GPU. "
     return lines.figure(
         "figure-overhead",
         [Panel("overhead", "", alt, drawn)],
-        methods,
         up,
         [Axis("parameters", "Parameters", ".2~s", logarithmic=True)],
         picture=(520, 400),
@@ -254,11 +253,11 @@ def figure(plan: Plan) -> Figure:
     )
 
 
-def _line(label: str, found: Mapping[Shape, Overhead]) -> Line:
+def _line(method: Method, found: Mapping[Shape, Overhead]) -> Line:
     columns: dict[str, list[float | None]] = {
         "parameters": [shape.parameters for shape in found],
         "time": [100 * cost.time for cost in found.values()],
         "memory": [cost.extra_bytes / 1e9 for cost in found.values()],
         "diverged": [None if cost.fits else 1 for cost in found.values()],
     }
-    return Line(label, "model", columns, over_seeds=True, diverged=not all(cost.fits for cost in found.values()))
+    return Line(method, "model", columns, diverged=not all(cost.fits for cost in found.values()))

@@ -77,8 +77,8 @@ class Table:
         )
 
     def only(self, places: Sequence[int]) -> "Table":
-        """These columns alone."""
-        rows = []
+        """These columns alone; the last one is −1."""
+        rows, places = [], [place % len(self.columns) for place in places]
         for row in self.rows:
             marks = {new: row.marks[old] for new, old in enumerate(places) if old in row.marks}
             rows.append(replace(row, cells=tuple(row.cells[old] for old in places), marks=marks))
