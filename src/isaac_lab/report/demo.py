@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 from isaac_lab import times
 from isaac_lab.charts import lines, mosaic
@@ -42,13 +42,8 @@ def write(shown: Shown, out: Path, folder: Path | None) -> None:
 
 
 def read(store: Store, methods: Sequence[studies.Method], seeds: int, device: str) -> Shown:
-    """The records, with the times of steps on this device; where nobody took them, the runs' own."""
-    timed = store.times().get(device)
-    own = times.seconds(timed) if timed else {}
-    for method in methods:
-        runs = [record for seed in range(seeds) if (record := store.get(method.trial(seed))) is not None]
-        own.setdefault(method.name, median(record.seconds_per_step or math.nan for record in runs) if runs else math.nan)
-    return Shown(summarize(store, methods, seeds, own), device)
+    """The records, with the times of steps on this device."""
+    return Shown(summarize(store, methods, seeds, times.seconds(store.times()[device])), device)
 
 
 def table(shown: Shown) -> Table:

@@ -1,7 +1,7 @@
 """The paper's figures and tables as files, on a terminal and on pages: what each experiment has."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,6 @@ from isaac_lab.words import damping
 
 Summary = Mapping[str, Any]
 
-#: Of a view and, where an experiment has no panels, its summary.
-FIGURES: Mapping[str, Callable[[View, Summary], Figure]] = {
-    **dict.fromkeys(grids.FIGURES, lambda view, about: grids.figure(view)),
-    **dict.fromkeys(curves.FIGURES, lambda view, about: curves.figure(view)),
-    "fig6": lambda view, about: larger.courses(about),
-    "tab1": lambda view, about: larger.scores(about),
-    "tab2": lambda view, about: benchmarks.table2(tab2.records(view)),
-}
 #: Of the HTML page: which experiments each section shows.
 SECTIONS = {"grids": tuple(grids.FIGURES), "curves": tuple(curves.FIGURES), "larger": ("tab1", "fig6")}
 #: After a number: of one claim, and of several.
@@ -44,9 +36,16 @@ VERBS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def figure(view: View) -> Figure:
-    """What an experiment shows; raises `StoreError` where there is no run of it."""
-    return FIGURES[view.experiment.id](view, summary(view))
+def figure(view: View, about: Summary | None = None) -> Figure:
+    """What an experiment shows; `about` is its summary. Raises `StoreError` where there is no run of it."""
+    name = view.experiment.id
+    if name in grids.FIGURES:
+        return grids.figure(view)
+    if name in curves.FIGURES:
+        return curves.figure(view)
+    if name == "tab2":
+        return benchmarks.table2(tab2.records(view))
+    return larger.courses(about or summary(view)) if name == "fig6" else larger.scores(about or summary(view))
 
 
 def summary(view: View) -> Summary:
@@ -116,7 +115,7 @@ def blocks(view: View, about: Summary, directory: str) -> list[Block]:
     tables = [larger.settings(about)] if name == "tab1" else []
     if own and view.outcomes:
         tables = [replace(own, caption="Where the best run of each group ended")]
-    shown = parts.Figure(FIGURES[name](view, about), f"{name}-{scale}", tuple(tables), small=name not in curves.FIGURES)
+    shown = parts.Figure(figure(view, about), f"{name}-{scale}", tuple(tables), small=name not in curves.FIGURES)
     if view.outcomes:
         timed = " Seconds are steps × the time of a step, measured alone on one CPU thread." if view.steps else ""
         return [f"{setting(view)}.{timed}", shown, trained(view), source(view, directory)]

@@ -38,15 +38,11 @@ class Source:
         def each(found: Iterable[str | None]) -> list[str]:
             return list(dict.fromkeys(filter(None, found)))
 
-        commits, days = (
-            each(call.get("commit") for call in known),
-            sorted(each((call.get("time") or "")[:10] for call in known)),
-        )
-        parts = [f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}" if commits else ""]
-        parts.append(" to ".join(dict.fromkeys(days[:1] + days[-1:])))
-        parts += ["; ".join(each(_machine(call.get("machine") or {}) for call in known))]
-        parts += ["; ".join(each(versions_of(call) for call in known))]
-        commands = each(call.get("command") for call in known)
+        commands, commits = (each(call.get(key) for call in known) for key in ("command", "commit"))
+        days = sorted(each((call.get("time") or "")[:10] for call in known))
+        machines, versions = each(_machine(call.get("machine") or {}) for call in known), each(map(versions_of, known))
+        made = f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}" if commits else ""
+        parts = (made, " to ".join(dict.fromkeys(days[:1] + days[-1:])), "; ".join(machines), "; ".join(versions))
         return cls(tuple(dict.fromkeys(records)), tuple(commands), " · ".join(filter(None, parts)))
 
     @property

@@ -206,9 +206,7 @@ def figure(summary: Record, name: str = "race") -> Figure:
     left = [method["label"] for method in summary["methods"] if not method["n"]]
     about = f"{NOTES['smoke']} " if summary["scale"] == "smoke" else ""
     about += f"Mean of {summary['seeds']} seeds; bands from the lowest to the highest. "
-    about += (
-        f"{len(summary['methods']) - len(left)} methods, {summary['trials']} tuning trials each. Seconds of training steps, "
-    )
+    about += f"{len(ran)} methods, {summary['trials']} tuning trials each. Seconds of training steps, "
     about += "each in one CUDA graph where it can be" if summary["mode"] == "captured" else "eager"
     about += ". In the legend: who reaches the target first comes first."
     about += f" Not run: {', '.join(left)}." if left else ""
@@ -228,9 +226,7 @@ def figure(summary: Record, name: str = "race") -> Figure:
 
 
 def _arrived(method: Record, summary: Record) -> tuple[int, float]:
-    """Who is at the target first in seconds comes first; then who never is, by the value at the end; then who did not run."""
-    if not method["n"]:
-        return 3, 0.0
+    """Who is at the target first in seconds comes first; then who never is, by the value at the end."""
     seconds, steps = method["seconds_to_target"], method["steps_to_target"]
     if None not in steps["values"]:
         return 0, steps["mean"] if seconds["mean"] is None else seconds["mean"]

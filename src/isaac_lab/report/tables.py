@@ -36,7 +36,9 @@ class Table:
         for place, row in enumerate(self.rows, 2):
             if row.ours:
                 lines[place] = ("**" + row.cells[0].replace("*", "\\*") + "**", *row.cells[1:])
-        return "".join("| " + " | ".join(_one_line(cell) for cell in line) + " |\n" for line in lines)
+        # What would end a cell does not: headings of a terminal may go over two lines.
+        whole = ([re.sub(r"(?<!\\)\|", r"\\|", cell.replace("\n", " ")) for cell in line] for line in lines)
+        return "".join(f"| {' | '.join(line)} |\n" for line in whole)
 
     def terminal(self) -> "rich.table.Table":
         """For rich: numbers to the right, ours bold; **strong** words without their stars."""
@@ -109,11 +111,6 @@ def spread(found: Mapping[str, Any], style: str, coarse: str = "") -> str:
     if found["mean"] is None:
         return "–"
     return f"{found['mean']:{style}}" + ("" if found["std"] is None else f" ± {found['std']:{coarse or style}}")
-
-
-def _one_line(cell: str) -> str:
-    """What would end a cell does not: headings of a terminal may go over two lines."""
-    return re.sub(r"(?<!\\)\|", r"\\|", cell.replace("\n", " "))
 
 
 def _figures(cell: str) -> str:
