@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +20,13 @@ from isaac_lab import lines as stored
 from isaac_lab import words
 from isaac_lab.charts import figure as drawn
 from isaac_lab.charts import heat, lines
+from isaac_lab.charts.draw import svg
 from isaac_lab.charts.figure import Chart
 from isaac_lab.claims.evidence import Evidence
 from isaac_lab.commands.report import report
 from isaac_lab.record import FORMAT, Store
 from isaac_lab.report import page as building
+from isaac_lab.report import paper
 from isaac_lab.report import race as race_page
 from isaac_lab.report.page import render
 from isaac_lab.report.parts import Figure, Heading, Source
@@ -527,6 +530,16 @@ def test_seeds_without_a_common_step_are_shown_one_by_one(tmp_path: Path) -> Non
     (figure,) = (block for block in section if isinstance(block, Figure))
     shown = [row["run"] for row in figure.shown.charts[0].values if row["over_seeds"]]
     assert shown == ["seed 0", "seed 1"]
+
+
+def test_a_method_that_diverged_at_every_rate_has_its_place_in_the_legend() -> None:
+    found = view(EXPERIMENTS["fig5"], RESULTS / "reproduce", SCALES["quick"])
+    (outcome,) = found.outcomes
+    left = replace(outcome, records={**outcome.records, "all": []}, rates={**outcome.rates, "all": None})
+    whole, without = (paper.figure(replace(found, outcomes=(own,))) for own in (outcome, left))
+    assert without.methods == whole.methods
+    assert len(without.charts[0].values) < len(whole.charts[0].values)
+    assert f">{whole.methods[0].label}<" in svg(without)
 
 
 def test_long_curves_keep_their_ends() -> None:

@@ -1,8 +1,8 @@
 """Curves of training: a line for each method or for each of its seeds, the nearest point named where there is a pointer."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -97,6 +97,20 @@ def mean(method: Method, seeds: Sequence[Columns], at: str, values: Sequence[str
         for end, statistic in (("", fmean), ("_low", min), ("_high", max))[: 3 if name in values and len(seeds) > 1 else 1]:
             columns[name + end] = [None if None in found else statistic(found) for found in own]
     return Line(method, f"mean of {len(seeds)} seeds" if len(seeds) > 1 else "one seed", columns)
+
+
+def seeds(
+    method: Method, runs: Mapping[str, Columns], at: str, values: Sequence[str], lost: Collection[str] = ()
+) -> list[Line]:
+    """The mean over seeds and, where there are several, each of them, by name; of these `lost` diverged.
+
+    Seeds that have no place in common have no mean, and are shown in place of it.
+    """
+    each = [Line(method, run, own, over_seeds=False, diverged=run in lost) for run, own in runs.items()]
+    over = [replace(mean(method, list(runs.values()), at, values), diverged=bool(lost))]
+    if each and not over[0].columns[at]:
+        over = [replace(line, over_seeds=True) for line in each]
+    return [*over, *(each if len(each) > 1 else ())]
 
 
 def _horizontal(axis: Axis) -> dict[str, Any]:

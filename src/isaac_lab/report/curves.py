@@ -1,7 +1,6 @@
 """Curves of training, Figures 2, 5, A1 and A2: lines over time, steps or epochs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from isaac_lab.charts import lines
@@ -12,7 +11,6 @@ from isaac_lab.report import WORDS
 from isaac_lab.report.views import setting
 from isaac_lab.studies.paper import fig5, figA1
 from isaac_lab.studies.paper.folder import View
-from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.words import number
 
 TITLES = {"train_loss": "Training loss", "test_loss": "Test loss", "test_accuracy": "Test accuracy"}
@@ -37,9 +35,14 @@ def figure(view: View) -> Figure:
     """All groups that have a style and have been run, in their order."""
     shown, panels = FIGURES[view.experiment.id], {name: own for own in reversed(view.outcomes) for name in own.records}
     groups = [(name, method) for name, method in STYLES[view.experiment.id].items() if name in panels]
-    drawn = [line for name, method in groups for line in _lines(view, panels[name], name, method)]
+    drawn: list[Line] = []
+    for name, method in groups:
+        per_step = view.seconds_per_step(panels[name].panel.name).get(name)
+        runs = {f"seed {record.trial.seed}": record for record in panels[name].records[name]}
+        lost = [run for run, record in runs.items() if not record.finished]
+        drawn += lines.seeds(method, {run: _columns(own, per_step) for run, own in runs.items()}, "epoch", tuple(TITLES), lost)
     across = [Axis("step", "Steps", ",d"), Axis("epoch", "Epochs", ",d")]
-    if measured := any(value is not None for line in drawn for value in line.columns["seconds"]):
+    if measured := any(value is not None for line in drawn for value in line.columns.get("seconds", ())):
         timed = [method for record in view.steps.values() for method in record["methods"]]
         made = {own.get("implementation", "K-FAC, explicit factors" if "kfac" in own["name"] else "") for own in timed}
         kfac = " and ".join(sorted(name for name in made if name.startswith("K-FAC")))
@@ -48,7 +51,7 @@ def figure(view: View) -> Figure:
         across += [Axis("seconds", label, label=SECONDS_LOG, logarithmic=True)]
     up = [_axis(quantity, drawn) for quantity in shown["quantities"]]
     own = identifier("curve", view.experiment.id, view.scale.name)
-    ends = [(loss, line.method.label) for line in drawn if line.over_seeds for loss in line.columns["train_loss"][-1:]]
+    ends = [(loss, line.method.label) for line in drawn if line.over_seeds for loss in line.columns.get("train_loss", ())[-1:]]
     lowest = min(((loss, method) for loss, method in ends if loss is not None), default=None)
     alt = f"Curves of {len(groups)} methods: {view.experiment.shows}. "
     alt += f"Lowest training loss at the end: {lowest[1]}, {number(lowest[0])}. " if lowest else " "
@@ -68,19 +71,6 @@ def figure(view: View) -> Figure:
     )
 
 
-def _lines(view: View, outcome: Outcome, name: str, method: Method) -> list[Line]:
-    """The mean over seeds and, where there are several, each of them."""
-    per_step = view.seconds_per_step(outcome.panel.name).get(name)
-    records = outcome.records[name]
-    runs = [_columns(record, per_step) for record in records]
-    over = lines.mean(method, runs, "epoch", tuple(TITLES))
-    found = [replace(over, diverged=not all(record.finished for record in records))]
-    if len(runs) > 1:
-        for record, run in zip(records, runs, strict=True):
-            found.append(Line(method, f"seed {record.trial.seed}", run, over_seeds=False, diverged=not record.finished))
-    return found
-
-
 def _columns(record: Record, per_step: float | None) -> dict[str, list[float | None]]:
     points = [point for point in record.points if point["train_loss"] is not None]
     return {
@@ -96,7 +86,7 @@ def _axis(quantity: str, drawn: Sequence[Line]) -> Axis:
     """Of an accuracy where the curves end: the climb from chance level would press flat what matters."""
     if quantity != "test_accuracy":
         return Axis(quantity, TITLES[quantity], ".4~g")
-    ends = [value for line in drawn for value in line.columns[quantity][-1:] if value is not None]
+    ends = [value for line in drawn for value in line.columns.get(quantity, ())[-1:] if value is not None]
     room = max(max(ends) - min(ends), 0.002) if ends else 0.0
     domain = (max(0.0, min(ends) - 2 * room), min(1.0, max(ends) + 0.5 * room)) if ends else None
     return Axis(quantity, TITLES[quantity], ".4~%", domain)

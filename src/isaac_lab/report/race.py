@@ -197,7 +197,13 @@ def figure(summary: Record, name: str = "race") -> Figure:
         known = f"{base}+isaac" if method["name"].startswith("isaac-") else base
         own = look(f"{known} running" if method["name"].endswith("-running") else known, place)
         shown = Method(method["label"], replace(own, width=WIDTHS[method["ours"]]))
-        drawn += _lines(shown, method["curves"], ceiling)
+        seeds = {}
+        for curve in method["curves"]:
+            rows = zip(curve["steps"], curve["seconds"], curve["loss"], strict=True)
+            kept = [row for row in rows if row[2] is not None and row[2] <= ceiling]
+            columns = {name: [row[place] for row in kept] for place, name in enumerate(("step", "seconds", "loss"))}
+            seeds[f"seed {curve['seed']}"] = columns
+        drawn += lines.seeds(shown, seeds, "step", ("loss",))
     title, value, best = summary["quantity_title"], summary["target"], lowest(summary)
     logarithmic = Axis("seconds", "Seconds", label="Seconds (log)", logarithmic=True)
     timed = any(value for line in drawn for value in line.columns["seconds"])
@@ -231,19 +237,6 @@ def _arrived(method: Record, summary: Record) -> tuple[int, float]:
     if None not in steps["values"]:
         return 0, steps["mean"] if seconds["mean"] is None else seconds["mean"]
     return (2, 0.0) if method["final"]["mean"] is None else (1, _ended(method, summary)[1])
-
-
-def _lines(method: Method, curves: Sequence[Record], ceiling: float) -> list[Line]:
-    """The mean over seeds, and each of them."""
-    seeds = []
-    for curve in curves:
-        rows = zip(curve["steps"], curve["seconds"], curve["loss"], strict=True)
-        kept = [row for row in rows if row[2] is not None and row[2] <= ceiling]
-        seeds.append({name: [row[place] for row in kept] for place, name in enumerate(("step", "seconds", "loss"))})
-    over = lines.mean(method, seeds, "step", ("loss",))
-    each = [Line(method, f"seed {curve['seed']}", own, over_seeds=False) for curve, own in zip(curves, seeds, strict=True)]
-    # Seeds that have no step in common have no mean, and are shown in place of it.
-    return [*([over] if over.columns["step"] else [replace(line, over_seeds=True) for line in each]), *each]
 
 
 def blocks(races: Path, pictures: Path) -> Blocks:
