@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from isaac_lab.charts import dots, draw, heat, lines
-from isaac_lab.charts.figure import HUES, LOOKS, Chart, Choice, Control, Figure, Look, Method, identifier, look
-from isaac_lab.charts.lines import Axis, Line, Target
+from isaac_lab.charts.figure import HUES, LOOKS, Chart, Control, Figure, Look, Method, identifier, look
+from isaac_lab.charts.lines import Axis, Line, Panel, Target
 from isaac_lab.records import write_whole
 
 PNG = b"\x89PNG"
+PLAIN = Method("AdamW", look("adamw"))
 ROOT = Path(__file__).parents[1]
 ALWAYS = {"λ", "ζ", "∇", "ḡ", "η", "×", "−", "₁", "₀", "ₐ", "∞", "≤", "·", "“", "”", "±"}
 
@@ -41,16 +42,15 @@ def place(a: float, g: float) -> tuple[float, float]:
 
 def curves(**changes: object) -> Figure:
     """Two methods, one of which diverges, with a target."""
-    methods = (Method("AdamW", look("adamw")), Method("AdamW + ISAAC", look("adamw+isaac"), ours=True))
-    steps = [1, 2, 3, 4]
+    ours, steps = Method("AdamW + ISAAC", look("adamw+isaac")), [1, 2, 3, 4]
     drawn = [
-        Line("AdamW", "one seed", {"step": steps[:2], "loss": [3.0, 2.0]}, over_seeds=True, diverged=True),
-        Line("AdamW + ISAAC", "mean of 3 seeds", {"step": steps, "loss": [3.0, 1.0, 0.5, 0.25]} | _range(), over_seeds=True),
+        Line(PLAIN, "one seed", {"step": steps[:2], "loss": [3.0, 2.0]}, diverged=True),
+        Line(ours, "mean of 3 seeds", {"step": steps, "loss": [3.0, 1.0, 0.5, 0.25]} | _range()),
     ]
     step, loss = Axis("step", "Steps", ",d"), Axis("loss", "Training loss")
-    controls = (lines.axes([step]), lines.scales(logarithmic_first=True), lines.quantities([loss]))
-    chart = lines.chart("c", "", "Two curves.", drawn, methods, [step, loss], target=Target(0.08625, "target 0.08625"))
-    return replace(Figure("f", (chart,), "Title: ∇ and ζ*", "sub", controls, methods), **changes)  # type: ignore[arg-type]
+    target, words = Target(0.08625, "target 0.08625"), {"title": "Title: ∇ and ζ*", "subtitle": "sub"}
+    made = lines.figure("f", [Panel("c", "", "Two curves.", drawn)], [loss], [step], target=target, **words)
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def _range() -> dict[str, list[float]]:
@@ -94,9 +94,9 @@ def test_the_best_cells_of_zeta_and_zeta_star_are_framed() -> None:
 
 def test_a_map_can_show_losses_or_accuracies() -> None:
     control = heat.control(grid())
-    assert [choice.label for choice in control.choices] == ["Training loss", "Test accuracy"]
+    assert list(control.choices) == ["Training loss", "Test accuracy"]
     without = [{**cell, "accuracy": math.nan} for cell in grid()]
-    assert [choice.label for choice in heat.control(without).choices] == ["Training loss"]
+    assert list(heat.control(without).choices) == ["Training loss"]
 
 
 # Curves
@@ -105,11 +105,8 @@ def test_a_map_can_show_losses_or_accuracies() -> None:
 @pytest.mark.parametrize(("low", "high"), [(0.54, 0.69), (0.7, 2.4), (0.62, 1.9), (0.0021, 0.0029)])
 def test_a_logarithmic_axis_has_numbers_however_short_it_is(low: float, high: float) -> None:
     step, loss = Axis("step", "Steps", ",d"), Axis("loss", "Training loss")
-    line = Line("AdamW", "one seed", {"step": [1, 2], "loss": [high, low]}, over_seeds=True)
-    methods = (Method("AdamW", look("adamw")),)
-    chart = lines.chart("c", "", "One curve.", [line], methods, [step, loss])
-    controls = (lines.axes([step]), lines.scales(logarithmic_first=True), lines.quantities([loss]))
-    text = draw.svg(Figure("f", (chart,), controls=controls, methods=methods))
+    line = Line(PLAIN, "one seed", {"step": [1, 2], "loss": [high, low]})
+    text = draw.svg(lines.figure("f", [Panel("c", "", "One curve.", [line])], [loss], [step]))
     numbers = re.findall(r'text-anchor="end"[^>]*>([\d.]+)</text>', text)
     assert len({float(number) for number in numbers}) >= 2, numbers
 
@@ -126,9 +123,9 @@ def _without_crosses(chart: Chart) -> Chart:
 
 
 def test_a_curve_that_diverged_at_once_has_its_place_in_the_legend() -> None:
-    figure = curves()
-    gone = lines.chart("c", "", "", [Line("AdamW", "one seed", {"step": [], "loss": []}, diverged=True)], figure.methods, [])
-    assert ">AdamW<" in draw.svg(replace(figure, charts=(gone,)))
+    gone = Panel("c", "", "", [Line(PLAIN, "one seed", {"step": [], "loss": []}, diverged=True)])
+    axes = [Axis("loss", "Training loss")], [Axis("step", "Steps", ",d")]
+    assert ">AdamW<" in draw.svg(lines.figure("f", [gone], *axes))
 
 
 def test_nothing_runs_through_the_name_of_the_target() -> None:
@@ -185,7 +182,7 @@ def test_a_race_looks_the_same_on_the_page_and_in_the_picture() -> None:
 
 
 def test_a_view_takes_the_first_choice_of_each_control_it_does_not_name() -> None:
-    controls = (Control("A", (Choice("1", {"a": 1}), Choice("2", {"a": 2}))), Control("B", (Choice("x", {"b": "x"}),)))
+    controls = (Control("A", {"1": {"a": 1}, "2": {"a": 2}}), Control("B", {"x": {"b": "x"}}))
     figure = Figure("f", (), controls=controls, methods=(Method("m", Look("red")),))
     assert figure.chosen() == {"rows": "true", "shown": ["m"], "a": 1, "b": "x"}
     assert figure.chosen({"A": "2"})["a"] == 2

@@ -98,9 +98,9 @@ def recipe(name: str, what: str, scale: str = "quick") -> str:
 @functools.cache
 def race_ends() -> dict[str, list[float]]:
     return {
-        f"{summary.data['workload']}/{summary.scale} {own['name']}": own["final"]["values"]
+        f"{summary['workload']}/{summary['scale']} {own['name']}": own["final"]["values"]
         for summary in summaries(ROOT / "results" / "race")
-        for own in summary.data["methods"]
+        for own in summary["methods"]
         if own["n"]
     }
 

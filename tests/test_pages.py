@@ -269,7 +269,7 @@ def test_the_table_on_taking_the_line_out_is_that_of_its_record(capsys: pytest.C
 
 
 def test_what_pages_say_of_all_races_is_what_their_records_say() -> None:
-    races = [summary.data for summary in summaries(ROOT / "results" / "race")]
+    races = summaries(ROOT / "results" / "race")
     lowest = Counter(standings.lowest(race) for race in races)
     assert f"SOAP is lowest in {lowest['SOAP']} of {len(races)} races" in words(INTEGRITY.read_text(encoding="utf-8"))
     assert lowest["AdamW + ISAAC"] == 0

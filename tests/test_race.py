@@ -33,7 +33,7 @@ from isaac_lab.networks import Alone
 from isaac_lab.progress import Display
 from isaac_lab.record import Record, Store
 from isaac_lab.records import StoreError
-from isaac_lab.report import docs, race_rules
+from isaac_lab.report import docs
 from isaac_lab.report import race as report
 from isaac_lab.stats import holm, paired, sample
 from isaac_lab.studies import decides
@@ -302,7 +302,7 @@ def test_the_rules_are_printed_with_a_table_for_each_workload_for_80_columns(mon
     assert max(map(len, found.output.splitlines())) <= 80
     for course in COURSES.values():
         assert course.rules(STANDARD) in found.output
-    assert len(race_rules.rules("standard")) == 2 + len(COURSES)
+    assert len(report.rules("standard")) == 2 + len(COURSES)
     for words in ("paired t-tests by seed, Holm", "8 to 10 trials each", "seeds 101 to 108", "mean of AdamW", "1.4697"):
         assert words in words_of(found)
 
@@ -772,7 +772,7 @@ def test_a_race_by_the_rules_is_on_the_page_beside_the_first_ones(finished: Path
     about = tmp_path / "race/mnist-mlp/quick"
     assert summary_of(about)["rules"] == ""
     section = report.section(report.summaries(tmp_path / "race", "results/race"))
-    assert len(section.blocks) > 3
+    assert len(section) > 3
     text = report.blocks(tmp_path / "race", tmp_path / "figures")["race"]()
     assert "Classifier of 5 layers × 400, mnist (quick, n = 3)" in text
 

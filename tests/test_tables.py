@@ -19,9 +19,9 @@ TABLE = Table(
     (
         Row(("ζ*", "0.1", "a|b"), ours=True, marks={1: "good"}),
         Row(("SGD", "**0.2**", "`x` [red]")),
-        Row(("K-FAC",), note="not run: <no reason>"),
+        Row(("K-FAC", "not run: <no reason>", "")),
     ),
-    frozenset({0, 2}),
+    frozenset({"Method", "Why"}),
     "A note.",
 )
 
@@ -35,6 +35,7 @@ def test_markdown_has_every_cell_and_its_alignment() -> None:
         "| K-FAC | not run: <no reason> |  |",
     ]
     assert table(["A\nb"], [["1\n2"]]).markdown() == "| A b |\n| --- |\n| 1 2 |\n"
+    assert table(["A", "B"], [["1"]]).markdown() == "| A | B |\n| --- | --- |\n| 1 |  |\n"
 
 
 def test_a_terminal_shows_the_same_cells_without_marks_of_markdown() -> None:
@@ -52,7 +53,7 @@ def test_html_is_escaped_and_says_which_cells_are_words_good_or_ours() -> None:
     text = TABLE.html()
     assert 'aria-label="A caption &lt;b&gt;"' in text
     assert '<tr class="ours">\n<th scope="row">ζ*</th>\n<td class="good">0.1</td>\n<td class="words">a|b</td>\n</tr>' in text
-    assert '<td class="words note" colspan="2">not run: &lt;no reason&gt;</td>' in text
+    assert "<td>not run: &lt;no reason&gt;</td>" in text
     assert '<th scope="col" class="words">Method</th>\n<th scope="col">Loss</th>' in text
     assert text.endswith('<p class="small">A note.</p>\n')
     long = table(["A", "B"], [["a", "b" * 25]]).html()
@@ -70,13 +71,13 @@ def test_html_is_escaped_and_says_which_cells_are_words_good_or_ours() -> None:
     ],
 )
 def test_a_figure_stays_on_one_line_and_what_is_said_of_it_may_go_to_the_next(cell: str, shown: str) -> None:
-    assert f"<td>{shown}</td>" in Table("", ("A", "B"), (Row(("a", cell)),)).html()
+    assert f"<td>{shown}</td>" in table(["A", "B"], [["a", cell]], ["A"]).html()
 
 
 def test_some_columns_alone_keep_their_kind_and_marks() -> None:
     some = TABLE.only([0, 1])
     assert some.markdown().splitlines()[:3] == ["| Method | Loss |", "| --- | --: |", r"| **ζ\*** | 0.1 |"]
-    assert (some.rows[0].marks, some.rows[2].note) == ({1: "good"}, "not run: <no reason>")
+    assert (some.rows[0].marks, some.rows[2].cells) == ({1: "good"}, ("K-FAC", "not run: <no reason>"))
     assert TABLE.only([1, 0]).rows[0].marks == {0: "good"}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from isaac_lab.charts import lines, mosaic
 from isaac_lab.charts.draw import svg
 from isaac_lab.charts.figure import DASHED, HUES, Figure, Look, Method
-from isaac_lab.charts.lines import Axis, Target
+from isaac_lab.charts.lines import Axis, Panel, Target
 
 __all__ = ["Axis", "Picture", "Target", "curves", "images"]
 
@@ -40,15 +40,13 @@ def curves(
 ) -> Picture:
     """A line for each label: the mean of its seeds, with a band from the lowest to the highest; "plain" is dashed."""
     hues = (hue for hue in ("red", "blue", "orange", "green", "pink", "sky") if hue in HUES)
-    methods = [Method(label, Look("black", DASHED) if label == "plain" else Look(next(hues))) for label in runs]
-    drawn = [
-        lines.mean(label, [{x.field: list(at), y.field: list(seed)} for seed in seeds], x.field, (y.field,))
-        for label, seeds in runs.items()
-    ]
-    shown = [line for line in drawn if line is not None]
-    chart = lines.chart("chart", "", title, shown, methods, [x, y], target=target, picture=(560, 320))
-    controls = (lines.quantities([y]), lines.scales(logarithmic_first=logarithmic), lines.axes([x]))
-    return Picture(Figure("figure", (chart,), title, controls=controls, methods=tuple(methods)))
+    drawn = []
+    for label, seeds in runs.items():
+        method = Method(label, Look("black", DASHED) if label == "plain" else Look(next(hues)))
+        columns = [{x.field: list(at), y.field: list(seed)} for seed in seeds]
+        drawn.append(lines.mean(method, columns, x.field, (y.field,)))
+    size, panel = (560, 320), Panel("chart", "", title, drawn)
+    return Picture(lines.figure("figure", [panel], [y], [x], logarithmic=logarithmic, target=target, picture=size, title=title))
 
 
 def images(title: str, rows: Mapping[str, Mapping[str, tuple[Tensor, str]]]) -> Picture:

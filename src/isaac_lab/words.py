@@ -22,24 +22,6 @@ def number(value: float | None, digits: int = 3) -> str:
     return text.rstrip(".")
 
 
-def spread(found: Mapping[str, Any] | None, digits: int = 3) -> str:
-    """Mean ± standard deviation of {"mean", "std"}."""
-    if found is None or found.get("mean") is None:
-        return "–"
-    deviation = found.get("std")
-    return number(found["mean"], digits) + ("" if deviation is None else f" ± {number(deviation, 2)}")
-
-
-def times(ratio: float | None) -> str:
-    """A ratio, as in "1.25 ×"."""
-    return "–" if ratio is None or not math.isfinite(ratio) else f"{ratio:.2f} ×" if ratio < 100 else f"{ratio:,.0f} ×"
-
-
-def percent(value: float | None, digits: int = 2) -> str:
-    """A share of 1."""
-    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
-
-
 def damping(value: float) -> str:
     """λ, of which infinity is the plain gradient."""
     return "∞" if value == math.inf else f"{value:g}"

@@ -7,7 +7,7 @@ and "seeds", a list of single values.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isaac_lab.charts.figure import Chart, Method, colours
+from isaac_lab.charts.figure import Chart, Method, colours, filters, layer
 from isaac_lab.charts.lines import ROUND
 
 Dot = Mapping[str, Any]
@@ -56,28 +56,16 @@ def chart(
         shared |= {"y": y | {"field": "model", "sort": models}, "yOffset": offset}
     shared["tooltip"] = [{"field": field, "title": words} for field, words in TOOLTIP.items() if any(field in r for r in rows)]
     height = (METHOD * len(names) + BETWEEN) * len(models) if several else 30 * len(names)
-    spec = {
-        "width": "container",
-        "height": height + AROUND,
-        "transform": [{"filter": {"field": "method", "oneOf": "$shown"}}],
-        "layer": _layers(rows, x, shared, ratio),
-    }
-    return Chart(id, title, alt, spec, tuple(rows), (width, height + AROUND + 26))
-
-
-def _layers(rows: Sequence[Dot], x: dict[str, Any], shared: dict[str, Any], ratio: bool) -> list[dict[str, Any]]:
-    """From the back to the front: the line at 1, intervals, and `MARKS`."""
-    at_one = {"data": {"values": [{}]}, "mark": {"type": "rule", "color": "var(--muted)"}, "encoding": {"x": x | {"datum": 1}}}
-    interval = {
-        "transform": [{"filter": "isValid(datum.value)"}],
-        "mark": {"type": "rule", "strokeWidth": 2},
-        "encoding": shared | {"x": x | {"field": "low"}, "x2": {"field": "high"}},
-    }
-    layers = [*([at_one] if ratio else ()), interval]
+    # From the back to the front.
+    at_one = layer({"type": "rule", "color": "var(--muted)"}, {"x": x | {"datum": 1}}) | {"data": {"values": [{}]}}
+    ends = shared | {"x": x | {"field": "low"}, "x2": {"field": "high"}}
+    layers = [*([at_one] if ratio else ()), layer({"type": "rule", "strokeWidth": 2}, ends, "isValid(datum.value)")]
     for field, mark in MARKS.items():
         if any(row.get(field) is not None for row in rows):
             own = {key: value for key, value in shared.items() if key not in mark}
-            transform: list[dict[str, Any]] = [{"flatten": ["seeds"]}] if field == "seeds" else []
-            transform.append({"filter": f"isValid(datum.{field})"})
-            layers.append({"transform": transform, "mark": mark, "encoding": own | {"x": x | {"field": field}}})
-    return layers
+            drawn = layer(mark, own | {"x": x | {"field": field}}, f"isValid(datum.{field})")
+            drawn["transform"] = [*([{"flatten": ["seeds"]}] if field == "seeds" else ()), *drawn["transform"]]
+            layers.append(drawn)
+    seen = filters({"field": "method", "oneOf": "$shown"})
+    spec = {"width": "container", "height": height + AROUND, "transform": seen, "layer": layers}
+    return Chart(id, title, alt, spec, tuple(rows), (width, height + AROUND + 26))

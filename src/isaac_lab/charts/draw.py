@@ -21,7 +21,13 @@ from isaac_lab.records import write_whole
 FONT = "DejaVu Sans, Verdana, sans-serif"
 COLOURS = {"paper": "#ffffff", "ink": "#1c1e21", "muted": "#5d6168", "line": "#e2dfd9", "void": "#e9e6e1"}
 COLOURS |= {f"hue-{name}": value for name, value in HUES.items()}
-MUTED, INK = COLOURS["muted"], COLOURS["ink"]
+MUTED, INK, RULE = COLOURS["muted"], COLOURS["ink"], COLOURS["line"]
+#: Of Vega-Lite: how what no chart says of itself looks.
+AXIS: dict[str, Any] = {"labelColor": MUTED, "titleColor": MUTED, "domainColor": RULE, "tickColor": RULE, "gridColor": RULE}
+AXIS |= {"labelFontSize": 11, "titleFontSize": 11.5, "titleFontWeight": "normal", "labelPadding": 4, "titlePadding": 7}
+LEGEND = {"labelColor": MUTED, "titleColor": MUTED, "labelFontSize": 10.5, "titleFontSize": 11}
+CONFIG = {"font": FONT, "aria": False, "view": {"stroke": None}, "axis": AXIS, "legend": LEGEND}
+CONFIG |= {"text": {"color": INK, "fontSize": 11}}
 #: Pixels: around everything, between charts, of a line of the title, of a line of text, and of a row of the legend.
 MARGIN, GAP, TITLE, LINE, ITEM = 16, 22, 24, 17, 22
 #: Of letters, as a share of the font's size, more than most need: of the title, of the legend, of all others.
@@ -71,7 +77,8 @@ def svg(figure: Figure) -> str:
             left += size[0] + GAP
         top += max(size[1] for _, size in row) + GAP
     legend, top = _legend(figure.methods, width, top - GAP // 2)
-    about = f"<title>{escape(figure.title or figure.id)}</title><desc>{escape(figure.alt)}</desc>"
+    alt = " ".join(dict.fromkeys(chart.alt for chart in figure.charts))
+    about = f"<title>{escape(figure.title or figure.id)}</title><desc>{escape(alt)}</desc>"
     shape = f'width="{width}" height="{top}" viewBox="0 0 {width} {top}"'
     ground = f'<rect width="{width}" height="{top}" fill="#ffffff"/>'
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
@@ -80,23 +87,14 @@ def svg(figure: Figure) -> str:
 
 
 def filled(spec: Any, values: dict[str, Any]) -> Any:
-    """A specification with what the controls say in place of each "$name", nothing where they say nothing."""
-    if isinstance(spec, dict):
-        return {key: filled(value, values) for key, value in spec.items() if not _name(value) or _name(value) in values}
-    if isinstance(spec, list | tuple):
-        return [filled(value, values) for value in spec]
-    name = _name(spec)
-    return values.get(name) if name else spec
-
-
-def _name(value: Any) -> str:
-    """Of "$name", and of nothing else."""
-    return value[1:] if isinstance(value, str) and re.fullmatch(r"\$\w+", value) else ""
+    """A specification with what the controls say in place of each "$name", nothing where they say nothing; as page.js does."""
+    text = re.sub(r'"\$(\w+)"', lambda found: json.dumps(values.get(found[1], "$")), json.dumps(spec))
+    return json.loads(text, object_hook=lambda own: {key: value for key, value in own.items() if value != "$"})
 
 
 def _panel(chart: Chart, values: dict[str, Any]) -> tuple[str, tuple[int, int]]:
     """The inside of a chart's SVG, and its size."""
-    spec = filled(dict(chart.spec), values)
+    spec = filled(chart.spec, values)
     # What answers to a pointer is nothing in a picture, and most of its bytes.
     spec["layer"] = [layer for layer in spec["layer"] if "params" not in layer]
     width, height = chart.picture
@@ -106,26 +104,14 @@ def _panel(chart: Chart, values: dict[str, Any]) -> tuple[str, tuple[int, int]]:
         spec["title"] = {"text": lines, **look}
         height += LINE * (len(lines) - 1)
     spec |= {"width": width, "height": height, "autosize": {"type": "fit", "contains": "padding"}, "padding": 2}
-    spec |= {"data": {"values": list(chart.values)}, "config": _config(), "background": None}
+    spec |= {"data": {"values": list(chart.values)}, "config": CONFIG, "background": None}
     text = json.dumps(spec, ensure_ascii=False, allow_nan=False)
     text = re.sub(r"var\(--([\w-]+)\)", lambda found: COLOURS[found[1]], text)
     drawn = _engine().vegalite_to_svg(text)
     inner = drawn[drawn.index(">") + 1 : drawn.rindex("</svg>")]
     # A hundredth of a pixel is nothing either; what is written between the tags stays.
-    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"\d+\.\d{3,}(?![\de])", _rounded, tag[0]), inner), (width, height)
-
-
-def _rounded(found: re.Match[str]) -> str:
-    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
-
-
-def _config() -> dict[str, Any]:
-    line = COLOURS["line"]
-    axis: dict[str, Any] = {"labelColor": MUTED, "titleColor": MUTED, "domainColor": line, "tickColor": line, "gridColor": line}
-    axis |= {"labelFontSize": 11, "titleFontSize": 11.5, "titleFontWeight": "normal", "labelPadding": 4, "titlePadding": 7}
-    legend = {"labelColor": MUTED, "titleColor": MUTED, "labelFontSize": 10.5, "titleFontSize": 11}
-    text = {"color": INK, "fontSize": 11}
-    return {"font": FONT, "aria": False, "view": {"stroke": None}, "axis": axis, "legend": legend, "text": text}
+    fine = re.compile(r"\d+\.\d{3,}(?![\de])(?=[^<>]*>)")
+    return fine.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), inner), (width, height)
 
 
 def _headings(figure: Figure, width: int) -> tuple[int, list[str]]:
@@ -149,7 +135,7 @@ def _legend(methods: Sequence[Method], width: int, top: int) -> tuple[list[str],
             left, top = MARGIN, top + ITEM
         look = method.look
         stroke = f'stroke="{HUES[look.hue]}" stroke-width="{min(look.width, 4):g}"'
-        dash = f' stroke-dasharray="{" ".join(map(str, look.dash))}"' if look.dash else ""
+        dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
         parts.append(f'<line x1="{left}" y1="{top + 10}" x2="{left + 28}" y2="{top + 10}" {stroke}{dash}/>')
         parts.append(_text(left + 35, top + 14, method.label, f'font-size="12" fill="{INK}"'))
         left += room

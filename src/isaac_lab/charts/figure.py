@@ -12,25 +12,20 @@ View: TypeAlias = Mapping[str, str]
 
 _KNOWN = tomllib.loads((files(__package__) / "looks.toml").read_text(encoding="utf-8"))
 HUES: Mapping[str, str] = _KNOWN["hues"]
-DASHED, MIXED = (6, 4), (8, 3, 2, 3)
+DASHED, MIXED = "6 4", "8 3 2 3"
 
 
 @dataclass(frozen=True)
 class Look:
-    """How the lines of a method look: a key of `HUES`, dashes as Vega-Lite writes them (none: solid), a width."""
+    """How the lines of a method look: a key of `HUES`, dashes as SVG writes them (none: solid), a width."""
 
     hue: str
-    dash: tuple[int, ...] = ()
+    dash: str = ""
     width: float = 2
-
-    @classmethod
-    def of(cls, hue: str, dash: Sequence[int] = (), width: float = 2) -> "Look":
-        """From data."""
-        return cls(hue, tuple(dash), width)
 
 
 LOOKS: Mapping[str, Look] = {
-    **{name: Look.of(**own) for name, own in _KNOWN["looks"].items()},
+    **{name: Look(**own) for name, own in _KNOWN["looks"].items()},
     **{name: Look(hue, DASHED) for name, hue in _KNOWN["pairs"].items()},
     **{f"{name}+isaac": Look(hue) for name, hue in _KNOWN["pairs"].items()},
 }
@@ -47,7 +42,6 @@ class Method:
 
     label: str
     look: Look
-    ours: bool = False
 
 
 def by_method(methods: Sequence[Method], values: Sequence[Any], type: str = "nominal") -> dict[str, Any]:
@@ -62,19 +56,11 @@ def colours(methods: Sequence[Method]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One way to see a figure: what stands in a specification for each "$name"."""
-
-    label: str
-    values: Spec
-
-
-@dataclass(frozen=True)
 class Control:
-    """Choices of which one is made; the first one to begin with."""
+    """Choices of which one is made, the first one to begin with: by label, what stands in a specification for each "$name"."""
 
     label: str
-    choices: tuple[Choice, ...]
+    choices: Mapping[str, Spec]
 
 
 @dataclass(frozen=True)
@@ -106,11 +92,6 @@ class Figure:
     views: tuple[tuple[View, ...], ...] = (({},),)
     caption: str = ""  # below it: how to read it
 
-    @property
-    def alt(self) -> str:
-        """What all charts show."""
-        return " ".join(dict.fromkeys(chart.alt for chart in self.charts))
-
     def chosen(self, view: View | None = None) -> dict[str, Any]:
         """What stands for each "$name" in this view; all methods are shown.
 
@@ -120,11 +101,20 @@ class Figure:
         wanted = dict(view or {})
         found: dict[str, Any] = {"rows": "true", "shown": [method.label for method in self.methods]}
         for control in self.controls:
-            label = wanted.pop(control.label, control.choices[0].label)
-            found |= {choice.label: choice.values for choice in control.choices}[label]
+            found |= control.choices[wanted.pop(control.label, next(iter(control.choices)))]
         if wanted:
             raise KeyError(f"no control {', '.join(wanted)} in {self.id}")
         return found
+
+
+def layer(mark: Spec, encoding: Spec, *tests: Any) -> dict[str, Any]:
+    """A layer of a chart: a mark for each row that passes the tests."""
+    return {"transform": filters(*tests), "mark": mark, "encoding": encoding}
+
+
+def filters(*tests: Any) -> list[dict[str, Any]]:
+    """What lets through the rows that pass all tests."""
+    return [{"filter": test} for test in tests]
 
 
 def identifier(*words: str) -> str:

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isaac_lab.charts.figure import Chart, Choice, Control
-from isaac_lab.words import damping, number, percent
+from isaac_lab.charts.figure import Chart, Control, layer
+from isaac_lab.words import damping, number
 
 Cell = Mapping[str, Any]
 
@@ -49,13 +49,25 @@ def colour(value: float, quantity: str) -> float:
 
 def control(cells: Sequence[Cell]) -> Control:
     """Loss or accuracy; all maps of a figure have the same colours."""
-    choices = []
+    choices = {}
     for quantity, (title, label) in QUANTITIES.items():
         found = [colour(cell[quantity], quantity) for cell in _finite(cells, quantity)]
         if quantity == "loss" or found:
-            names = {"colour": f"{quantity}_colour", "text": f"{quantity}_text", "legend": title, "legend_label": label}
-            choices.append(Choice(title, names | _colours(found or [0.0], quantity)))
-    return Control("Colour", tuple(choices))
+            low, high, shown = _legend(found or [0.0], quantity)
+            field = f"{quantity}_colour"
+            choices[title] = {
+                "colour": field,
+                "domain": [low, high],
+                "text": f"{quantity}_text",
+                "legend": title,
+                "legend_label": label,
+                "legend_values": shown,
+                "finite": f"isValid(datum.{field})",
+                "diverged": f"!isValid(datum.{field})",
+                "bright": f"datum.{field} > {low + BRIGHT * (high - low)}",
+                "best": f"datum.{quantity}_best",
+            }
+    return Control("Colour", choices)
 
 
 def _finite(cells: Sequence[Cell], quantity: str, name: str = "") -> list[Cell]:
@@ -63,25 +75,17 @@ def _finite(cells: Sequence[Cell], quantity: str, name: str = "") -> list[Cell]:
     return [cell for cell in cells if math.isfinite(cell[quantity]) and group(cell) == (name or group(cell))]
 
 
-def _colours(values: Sequence[float], quantity: str) -> dict[str, Any]:
+def _legend(values: Sequence[float], quantity: str) -> tuple[float, float, list[float]]:
+    """The ends of the colours, and which are named: round losses or accuracies, as far apart as their names are long."""
     room = max(0.0, SMALLEST_SPAN - (max(values) - min(values))) / 2
     low, high = min(values) - room, max(values) + room
     digits = (1, 2, 5) if high - low > 1 else (1, 1.5, 2, 3, 5, 7)
     rounds = [digit * 10.0**decade for decade in range(-9, 4) for digit in digits] if quantity == "loss" else ACCURACIES
-    # Round losses or accuracies, as far apart as their names are long.
     shown: list[float] = []
     for value in sorted(colour(value, quantity) for value in rounds):
         if low <= value <= high and (not shown or value - shown[-1] >= APART * (high - low)):
             shown.append(round(value, 6))
-    field = f"datum.{quantity}_colour"
-    return {
-        "domain": [low, high],
-        "legend_values": shown,
-        "finite": f"isValid({field})",
-        "diverged": f"!isValid({field})",
-        "bright": f"{field} > {low + BRIGHT * (high - low)}",
-        "best": f"datum.{quantity}_best",
-    }
+    return low, high, shown
 
 
 def chart(id: str, title: str, cells: Sequence[Cell]) -> Chart:
@@ -103,25 +107,23 @@ def chart(id: str, title: str, cells: Sequence[Cell]) -> Chart:
     rect = {"type": "rect", "stroke": "var(--paper)", "strokeWidth": 1}
     frame = {"type": "rect", "fill": None, "stroke": "var(--hue-red)", "strokeWidth": 2.5, "tooltip": None}
     ink = {"condition": {"test": "$bright", "value": "#222"}, "value": "#fff"}
+    legend: dict[str, Any] = {"title": "$legend", "labelExpr": "$legend_label", "values": "$legend_values"}
+    legend |= {"titleFontWeight": "normal", "orient": "bottom", "direction": "horizontal", "gradientThickness": 8}
+    legend |= {"gradientLength": {"expr": "max(100, width - 40)"}}
+    scale = {"scheme": "viridis", "domain": "$domain", "nice": False}
+    colours = {"color": {"field": "$colour", "type": "quantitative", "scale": scale, "legend": legend}, "tooltip": tooltip}
     sectors = [("ζ", len(dampings) / 2, -0.35), ("ζ*", last + 0.5, -0.35), ("∇", last - 0.28, last + 0.5)]
-    layers: list[dict[str, Any]] = [
-        _layer("$finite", rect, position | {"color": _colour(), "tooltip": tooltip}),
-        _layer("$diverged", rect | {"fill": "var(--void)"}, position | {"tooltip": tooltip}),
-        _layer("$best", frame, position),
-        _layer("$finite", written, middle | {"text": {"field": "$text"}, "color": ink}),
-        _layer("$diverged", written | {"opacity": 1, "text": "×", "color": "var(--muted)"}, middle),
-        {
-            "data": {"values": [{"xm": across, "ym": down, "name": name} for name, across, down in sectors]},
-            "mark": {"type": "text", "fontSize": 13, "tooltip": None},
-            "encoding": middle | {"text": {"field": "name"}},
-        },
+    names = {"values": [{"xm": across, "ym": down, "name": name} for name, across, down in sectors]}
+    layers = [
+        layer(rect, position | colours, "$finite"),
+        layer(rect | {"fill": "var(--void)"}, position | {"tooltip": tooltip}, "$diverged"),
+        layer(frame, position, "$best"),
+        layer(written, middle | {"text": {"field": "$text"}, "color": ink}, "$finite"),
+        layer(written | {"opacity": 1, "text": "×", "color": "var(--muted)"}, middle, "$diverged"),
+        layer({"type": "text", "fontSize": 13, "tooltip": None}, middle | {"text": {"field": "name"}}) | {"data": names},
     ]
     spec = {"width": "container", "height": HEIGHT, "layer": layers}
     return Chart(id, title, _alt(title.split("\n")[0], cells), spec, tuple(_rows(cells, places)), PICTURE)
-
-
-def _layer(test: str, mark: Mapping[str, Any], encoding: Mapping[str, Any]) -> dict[str, Any]:
-    return {"transform": [{"filter": test}], "mark": mark, "encoding": encoding}
 
 
 def _axis(places: Mapping[float, float], size: float, title: str, start: float) -> dict[str, Any]:
@@ -134,42 +136,28 @@ def _axis(places: Mapping[float, float], size: float, title: str, start: float) 
     return {"type": "quantitative", "title": title, "scale": scale, "axis": axis}
 
 
-def _colour() -> dict[str, Any]:
-    legend: dict[str, Any] = {"title": "$legend", "labelExpr": "$legend_label", "values": "$legend_values"}
-    legend |= {"titleFontWeight": "normal", "orient": "bottom", "direction": "horizontal", "gradientThickness": 8}
-    legend |= {"gradientLength": {"expr": "max(100, width - 40)"}}
-    scale = {"scheme": "viridis", "domain": "$domain", "nice": False}
-    return {"field": "$colour", "type": "quantitative", "scale": scale, "legend": legend}
-
-
 def _rows(cells: Sequence[Cell], places: Mapping[float, float]) -> list[dict[str, Any]]:
     decimals = 2 if len(places) <= FEW + 1 else 1
-    best = {name: [_best(cells, name, sector) for sector in ("zeta", "zeta_star")] for name in QUANTITIES}
     rows = []
     for cell in cells:
         x, y, loss, accuracy = places[cell["g"]], places[cell["a"]], cell["loss"], cell["accuracy"]
         row = {"x": x, "x2": x + 1, "xm": x + 0.5, "y": y, "y2": y + 1, "ym": y + 0.5, "method": NAMES[group(cell)]}
-        row |= {"λ_a": damping(cell["a"]), "λ_g": damping(cell["g"]), "loss": number(loss), "accuracy": percent(accuracy)}
+        row |= {"λ_a": damping(cell["a"]), "λ_g": damping(cell["g"]), "loss": number(loss), "accuracy": "–"}
         row |= {"rate": "–" if cell["rate"] is None else f"{cell['rate']:g}"}
-        row |= {"status": "finished" if math.isfinite(loss) else "diverged", "loss_text": _logarithm(loss, decimals)}
-        row |= {"accuracy_text": f"{100 * accuracy:.1f}" if math.isfinite(accuracy) else ""}
+        row |= {"status": "diverged", "loss_text": "", "accuracy_text": ""}
+        if math.isfinite(loss):
+            # Adding 0 makes a rounded −0 a 0; a loss of 0 has a logarithm too.
+            logarithm = round(math.log10(max(loss, 1e-300)), decimals) + 0
+            row |= {"status": "finished", "loss_text": f"{logarithm:.{decimals}f}".replace("-", "−")}
+        if math.isfinite(accuracy):
+            row |= {"accuracy": f"{100 * accuracy:.2f} %", "accuracy_text": f"{100 * accuracy:.1f}"}
         for name in QUANTITIES:
             row[f"{name}_colour"] = round(colour(cell[name], name), 4) if math.isfinite(cell[name]) else None
-            row[f"{name}_best"] = any(cell is one for one in best[name])
+            rivals = _finite(cells, name, group(cell))
+            best = max(rivals, key=lambda own: colour(own[name], name), default=None)
+            row[f"{name}_best"] = group(cell) != "gradient" and cell is best
         rows.append(row)
     return rows
-
-
-def _best(cells: Sequence[Cell], quantity: str, name: str) -> Cell | None:
-    """The best cell of a sector."""
-    return max(_finite(cells, quantity, name), key=lambda cell: colour(cell[quantity], quantity), default=None)
-
-
-def _logarithm(loss: float, decimals: int) -> str:
-    if not math.isfinite(loss):
-        return ""
-    # Adding 0 makes a rounded −0 a 0; a loss of 0 has a logarithm too.
-    return f"{round(math.log10(max(loss, 1e-300)), decimals) + 0:.{decimals}f}".replace("-", "−")
 
 
 def _alt(title: str, cells: Sequence[Cell]) -> str:

@@ -1,12 +1,12 @@
 """Curves of training: a line for each method or for each of its seeds, the nearest point named where there is a pointer."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from isaac_lab.charts.figure import Chart, Choice, Control, Figure, Method, View, by_method, colours
+from isaac_lab.charts.figure import Chart, Control, Figure, Method, View, by_method, colours, filters, layer
 
 #: Points of a line, at most: more cannot be told apart on a screen.
 POINTS = 100
@@ -19,7 +19,6 @@ _DIGITS = "round(100 * datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-
 ROUND, WHOLE = f"indexof([1, 1.5, 2, 3, 5], {_DIGITS}) >= 0", f"{_DIGITS} == 1"
 #: Where the axis is so short that one round number or none would be on it, each of its ticks has a name.
 _SHORT = "domain('y')[1] < 3 * domain('y')[0]"
-ONE_SEED = "one seed"
 CROSS = "M-1,-1L1,1M-1,1L1,-1"
 
 #: By name, numbers of equal length: where it was measured, and what; None where it is not finite.
@@ -28,12 +27,12 @@ Columns = Mapping[str, Sequence[float | None]]
 
 @dataclass(frozen=True)
 class Line:
-    """A method's values, of one seed or over seeds; over seeds the columns "…_low" and "…_high" hold the range."""
+    """A method's values, of one seed or over seeds; over several the columns "…_low" and "…_high" hold the range."""
 
-    method: str  # the label of its `Method`
+    method: Method
     run: str  # "seed 0", "mean of 3 seeds"
     columns: Columns
-    over_seeds: bool = False
+    over_seeds: bool = True
     #: Whether it ends because training did: a cross. A column "diverged" says at which points else there is one.
     diverged: bool = False
 
@@ -79,8 +78,8 @@ class Panel(NamedTuple):
     lines: Sequence[Line]
 
 
-def mean(method: str, seeds: Sequence[Columns], at: str, values: Sequence[str]) -> Line | None:
-    """Mean, lowest and highest over seeds, where all of them have finite values; None where that is nowhere.
+def mean(method: Method, seeds: Sequence[Columns], at: str, values: Sequence[str]) -> Line:
+    """Mean, lowest and highest over seeds, where all of them have finite values, which may be nowhere.
 
     The column `at` says which points belong together; `values` have a range over seeds, all others the mean alone.
     """
@@ -92,66 +91,65 @@ def mean(method: str, seeds: Sequence[Columns], at: str, values: Sequence[str]) 
         for place in (tables[0] if tables else ())
         if all(any(table.get(place, {}).get(name) is not None for name in values) for table in tables)
     ]
-    if not common:
-        return None
     columns: dict[str, list[float | None]] = {}
-    for name in seeds[0]:
+    for name in seeds[0] if seeds else ():
         own = [[table[place][name] for table in tables] for place in common]
-        for end, statistic in (("", fmean), ("_low", min), ("_high", max))[: 3 if name in values else 1]:
+        for end, statistic in (("", fmean), ("_low", min), ("_high", max))[: 3 if name in values and len(seeds) > 1 else 1]:
             columns[name + end] = [None if None in found else statistic(found) for found in own]
-    run = f"mean of {len(seeds)} seeds" if len(seeds) > 1 else ONE_SEED
-    return Line(method, run, columns, over_seeds=True)
+    return Line(method, f"mean of {len(seeds)} seeds" if len(seeds) > 1 else "one seed", columns)
 
 
-def axes(choices: Iterable[Axis]) -> Control:
-    """What is on the horizontal axis."""
-    found = []
-    for axis in choices:
-        value = f"datum['{axis.field}']"
-        values: dict[str, Any] = {"x": axis.field, "x_title": axis.title, "x_scale": "log" if axis.logarithmic else "linear"}
-        rows = [f"isValid({value})"]
-        if axis.logarithmic:
-            # The untrained network is at 0, where a logarithmic axis has no place.
-            rows.append(f"{value} > 0")
-            values["x_label"] = f"{ROUND} ? replace(format(datum.value, '{axis.format}'), 'G', 'B') : ''"
-        elif axis.format.endswith("d"):
-            values["x_step"] = 1
-        if axis.domain:
-            rows.append(axis.within)
-            values["x_domain"] = list(axis.domain)
-        found.append(Choice(axis.name, values | {"x_rows": " && ".join(rows)}))
-    return Control("Horizontal", tuple(found))
+def seeds(
+    method: Method, runs: Mapping[str, Columns], at: str, values: Sequence[str], lost: Collection[str] = ()
+) -> list[Line]:
+    """The mean over seeds and, where there are several, each of them, by name; of these `lost` diverged.
+
+    Seeds that have no place in common have no mean, and are shown in place of it.
+    """
+    each = [Line(method, run, own, over_seeds=False, diverged=run in lost) for run, own in runs.items()]
+    over = [replace(mean(method, list(runs.values()), at, values), diverged=bool(lost))]
+    if each and not over[0].columns[at]:
+        over = [replace(line, over_seeds=True) for line in each]
+    return [*over, *(each if len(each) > 1 else ())]
 
 
-def quantities(choices: Iterable[Axis]) -> Control:
-    """What is on the vertical axis."""
-    found = []
-    for axis in choices:
-        values: dict[str, Any] = {"y": axis.field, "y_low": f"{axis.field}_low", "y_high": f"{axis.field}_high"}
-        values |= {"y_title": axis.title, "y_rows": f"isValid(datum['{axis.field}'])", "y_format": axis.format}
-        values |= {"y_dots": axis.within} | ({"y_domain": list(axis.domain)} if axis.domain else {})
-        found.append(Choice(axis.title, values))
-    return Control("Quantity", tuple(found))
+def _horizontal(axis: Axis) -> dict[str, Any]:
+    """What stands for each "$name" with this horizontal axis."""
+    value = f"datum['{axis.field}']"
+    values: dict[str, Any] = {"x": axis.field, "x_title": axis.title, "x_scale": "log" if axis.logarithmic else "linear"}
+    rows = f"isValid({value})"
+    if axis.logarithmic:
+        # The untrained network is at 0, where a logarithmic axis has no place.
+        rows += f" && {value} > 0"
+        values["x_label"] = f"{ROUND} ? replace(format(datum.value, '{axis.format}'), 'G', 'B') : ''"
+    elif axis.format.endswith("d"):
+        values["x_step"] = 1
+    if axis.domain:
+        rows += f" && {axis.within}"
+        values["x_domain"] = list(axis.domain)
+    return values | {"x_rows": rows}
 
 
-def scales(*, logarithmic_first: bool) -> Control:
-    """How the vertical axis is divided."""
-    log = Choice("Log", {"scale": "log", "y_label": f"{_SHORT} || {ROUND} ? datum.label : ''", "y_grid": WHOLE})
-    linear = Choice("Linear", {"scale": "linear", "zero": False, "y_grid": "true"})
-    return Control("Vertical", (log, linear) if logarithmic_first else (linear, log))
+def _vertical(axis: Axis) -> dict[str, Any]:
+    """What stands for each "$name" with this vertical axis."""
+    low, high = f"{axis.field}_low", f"{axis.field}_high"
+    values: dict[str, Any] = {"y": axis.field, "y_low": low, "y_high": high, "y_title": axis.title, "y_format": axis.format}
+    values |= {"y_rows": f"isValid(datum['{axis.field}'])", "y_band": f"datum.over_seeds && isValid(datum['{low}'])"}
+    return values | {"y_dots": axis.within} | ({"y_domain": list(axis.domain)} if axis.domain else {})
 
 
+#: How the vertical axis is divided.
+SCALES: dict[str, Mapping[str, Any]] = {
+    "Log": {"scale": "log", "y_label": f"{_SHORT} || {ROUND} ? datum.label : ''", "y_grid": WHOLE},
+    "Linear": {"scale": "linear", "zero": False, "y_grid": "true"},
+}
 #: With several seeds: what stands for a method.
-RUNS = Control(
-    "Lines",
-    (Choice("Mean and range", {"rows": "datum.over_seeds"}), Choice("Every seed", {"rows": "!datum.over_seeds"})),
-)
+RUNS = Control("Lines", {"Mean and range": {"rows": "datum.over_seeds"}, "Every seed": {"rows": "!datum.over_seeds"}})
 
 
 def figure(
     id: str,
     panels: Sequence[Panel],
-    methods: Sequence[Method],
     up: Sequence[Axis],
     across: Sequence[Axis],
     *,
@@ -167,7 +165,6 @@ def figure(
     Args:
         id: Of the figure's element.
         panels: The charts.
-        methods: Their colours and dashes.
         up: Choices of the vertical axis.
         across: Choices of the horizontal axis.
         logarithmic: Whether the vertical axis is, unless a reader wants it otherwise.
@@ -177,27 +174,30 @@ def figure(
         views: What the picture shows.
         words: Title, subtitle and caption.
     """
+    methods = tuple(dict.fromkeys(line.method for panel in panels for line in panel.lines))
     fields = list({axis.field: axis for axis in (*across, *up)}.values())
-    charts = tuple(chart(*panel, methods, fields, target=target, picture=picture, bars=bars) for panel in panels)
-    several = any(not line.over_seeds for panel in panels for line in panel.lines)
-    controls = (quantities(up), scales(logarithmic_first=logarithmic), axes(across), *([RUNS] if several else ()))
-    return Figure(id, charts, controls=controls, methods=tuple(methods), views=tuple(map(tuple, views)), **words)
+    scales = SCALES if logarithmic else dict(reversed(SCALES.items()))
+    controls = [Control("Quantity", {axis.title: _vertical(axis) for axis in up}), Control("Vertical", scales)]
+    controls.append(Control("Horizontal", {axis.name: _horizontal(axis) for axis in across}))
+    charts = []
+    for id_, title, alt, lines in panels:
+        columns = sorted({name for line in lines for name in line.columns} | {"diverged"})
+        rows = tuple(_row(line, columns) for line in lines)
+        charts.append(Chart(id_, title, alt, _spec(lines, columns, methods, fields, target, bars), rows, picture))
+        if RUNS not in controls and not all(line.over_seeds for line in lines):
+            controls.append(RUNS)
+    return Figure(id, tuple(charts), controls=tuple(controls), methods=methods, views=tuple(map(tuple, views)), **words)
 
 
-def chart(
-    id: str,
-    title: str,
-    alt: str,
+def _spec(
     lines: Sequence[Line],
+    columns: Sequence[str],
     methods: Sequence[Method],
     fields: Sequence[Axis],
-    *,
-    target: Target | None = None,
-    picture: tuple[int, int] = PICTURE,
-    bars: bool = False,
-) -> Chart:
-    """One chart; what "$x", "$y", "$scale" and "$rows" are is left to the controls. Tooltips have all `fields`."""
-    columns = sorted({name for line in lines for name in line.columns} | {"diverged"})
+    target: Target | None,
+    bars: bool,
+) -> dict[str, Any]:
+    """What "$x", "$y", "$scale" and "$rows" are is left to the controls. Tooltips have all `fields`."""
     scale = {"type": "$scale", "zero": "$zero", "domain": "$y_domain", "nice": False}
     grid = {"condition": {"test": "$y_grid", "value": 1}, "value": 0}
     axis = {"format": "$y_format", "labelExpr": "$y_label", "gridOpacity": grid, "labelOverlap": "greedy"}
@@ -206,61 +206,34 @@ def chart(
     x_axis |= {"labelOverlap": "greedy", "tickMinStep": "$x_step"}
     x_scale = {"type": "$x_scale", "nice": False, "domain": "$x_domain"}
     x = {"field": "$x", "type": "quantitative", "title": "$x_title", "scale": x_scale, "axis": x_axis}
-    shown, there = ({"field": "method", "oneOf": "$shown"}, "$rows"), ("$x_rows", "$y_rows")
-    spec = {
-        "width": "container",
-        "height": HEIGHT,
-        "transform": [*_filters(*shown), {"flatten": columns}, *_filters(*there)],
-        "encoding": {"x": x},
-        "layer": [*_layers(lines, methods, fields, y, bars), *(_across(target, scale) if target else ())],
-    }
-    return Chart(id, title, alt, spec, tuple(_row(line, columns) for line in lines), picture)
-
-
-def _filters(*tests: Any) -> list[dict[str, Any]]:
-    return [{"filter": test} for test in tests]
-
-
-def _layers(
-    lines: Sequence[Line], methods: Sequence[Method], fields: Sequence[Axis], y: dict[str, Any], bars: bool
-) -> list[dict[str, Any]]:
-    """From the back to the front: bands, lines, points, crosses, and the nearest point."""
     looks, own = [method.look for method in methods], {"y": y, "color": colours(methods)}
-    dash = by_method(methods, [list(look.dash) or [1, 0] for look in looks])
-    width = by_method(methods, [look.width for look in looks], "ordinal")
+    strokes = own | {
+        "strokeDash": by_method(methods, [list(map(int, look.dash.split())) or [1, 0] for look in looks]),
+        "strokeWidth": by_method(methods, [look.width for look in looks], "ordinal"),
+        "detail": {"field": "run"},
+    }
     # Without a format, Vega-Lite 6.4 looks for words in the cell around the nearest point, and not in the point.
     tooltip = [{"field": name, "title": name.capitalize(), "type": "nominal", "format": ""} for name in ("method", "run")]
     tooltip += [{"field": axis.field, "title": axis.title, "type": "quantitative", "format": axis.format} for axis in fields]
     # By its fields, because Vega-Lite numbers the rows before they are flattened.
     near = {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True, "fields": ["method", "run", "$x"]}
-    band = {
-        "transform": _filters("datum.over_seeds && isValid(datum.range)"),
-        "mark": {"type": "rule" if bars else "area", "opacity": 0.6 if bars else 0.14, "clip": True, "tooltip": None},
-        "encoding": own | {"y": y | {"field": "$y_low"}, "y2": {"field": "$y_high"}},
-    }
-    line = {
-        "mark": {"type": "line", "clip": True, "tooltip": None, "strokeCap": "round"},
-        "encoding": own | {"strokeDash": dash, "strokeWidth": width, "detail": {"field": "run"}},
-    }
-    dots = {
-        "transform": _filters("$y_dots"),
-        "mark": {"type": "circle", "size": 40, "opacity": 1, "tooltip": None},
-        "encoding": own,
-    }
-    cross = {
-        "transform": _filters("isValid(datum.diverged)"),
-        "mark": {"type": "point", "shape": CROSS, "size": 60, "strokeWidth": 2, "opacity": 1, "tooltip": None},
-        "encoding": own,
-    }
     pointed = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0}
-    nearest = {
-        "params": [{"name": "near", "select": near}],
-        "mark": {"type": "circle", "size": 70, "clip": True},
-        "encoding": own | {"tooltip": tooltip, "opacity": pointed},
-    }
-    few = all(len(next(iter(line.columns.values()), ())) <= FEW for line in lines)
-    crossed, ranged = any(line.diverged for line in lines), any(map(_is_range, lines))
-    return [*([band] if ranged else ()), line, *([dots] if few else ()), *([cross] if crossed else ()), nearest]
+    range_ = own | {"y": y | {"field": "$y_low"}, "y2": {"field": "$y_high"}}
+    band = {"type": "rule" if bars else "area", "opacity": 0.6 if bars else 0.14, "clip": True, "tooltip": None}
+    mark = {"type": "circle", "size": 40, "opacity": 1, "tooltip": None}
+    cross = {"type": "point", "shape": CROSS, "size": 60, "strokeWidth": 2, "opacity": 1, "tooltip": None}
+    # From the back to the front.
+    layers = [layer(band, range_, "$y_band")] if any(name.endswith("_low") for name in columns) else []
+    layers.append(layer({"type": "line", "clip": True, "tooltip": None, "strokeCap": "round"}, strokes))
+    if all(len(next(iter(line.columns.values()), ())) <= FEW for line in lines):
+        layers.append(layer(mark, own, "$y_dots"))
+    if any(line.diverged for line in lines):
+        layers.append(layer(cross, own, "isValid(datum.diverged)"))
+    nearest = layer({"type": "circle", "size": 70, "clip": True}, own | {"tooltip": tooltip, "opacity": pointed})
+    layers.append(nearest | {"params": [{"name": "near", "select": near}]})
+    chosen = [*filters({"field": "method", "oneOf": "$shown"}, "$rows"), {"flatten": columns}, *filters("$x_rows", "$y_rows")]
+    layers += _across(target, scale) if target else ()
+    return {"width": "container", "height": HEIGHT, "transform": chosen, "encoding": {"x": x}, "layer": layers}
 
 
 def _across(target: Target, scale: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -276,23 +249,19 @@ def _across(target: Target, scale: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _row(line: Line, names: Sequence[str]) -> dict[str, Any]:
+    """Of data: a line, thinned to what a screen can show, in numbers that JSON can say."""
     length = max((len(column) for column in line.columns.values()), default=0)
-    chosen: Sequence[int] = range(length)
-    if length > POINTS:
-        chosen = sorted({round(place * (length - 1) / (POINTS - 1)) for place in range(POINTS)})
+    places = (
+        sorted({round(place * (length - 1) / (POINTS - 1)) for place in range(POINTS)}) if length > POINTS else range(length)
+    )
     # Vega-Lite fills a column that is too short, and stops at one that is not there.
-    columns = {name: [_short(line.columns[name][place]) for place in chosen] if name in line.columns else [] for name in names}
-    if line.diverged and chosen and "diverged" not in line.columns:
-        columns["diverged"] = [*[None] * (len(chosen) - 1), 1]
-    return {"method": line.method, "run": line.run, "over_seeds": line.over_seeds, "range": _is_range(line) or None} | columns
-
-
-def _is_range(line: Line) -> bool:
-    return line.run != ONE_SEED and any(name.endswith("_low") for name in line.columns)
+    columns = {name: [_short(line.columns[name][place]) for place in places] if name in line.columns else [] for name in names}
+    if line.diverged and places and "diverged" not in line.columns:
+        columns["diverged"] = [*[None] * (len(places) - 1), 1]
+    return {"method": line.method.label, "run": line.run, "over_seeds": line.over_seeds} | columns
 
 
 def _short(value: float | None) -> float | None:
-    """What a screen can show, and JSON can say."""
     if value is None or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.5g}")

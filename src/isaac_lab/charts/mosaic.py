@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isaac_lab.charts.figure import Chart
+from isaac_lab.charts.figure import Chart, layer
 
 #: Pixels: of a picture, between two, below one for its words, left of a row and above all for their names.
 SIDE, GAP, WORDS, LEFT, TOP = 144, 6, 18, 118, 24
@@ -20,10 +20,9 @@ def chart(id: str, alt: str, rows: Sequence[Mapping[str, str]]) -> Chart:
     x = names | {"field": "column", "sort": across, "axis": top, "scale": bands}
     y = names | {"field": "row", "sort": down, "axis": left, "scale": bands}
     size = {"width": SIDE, "height": SIDE}
-    seen = [{"filter": "datum.url != ''"}]
     layers = [
-        {"transform": seen, "mark": {"type": "image", "yOffset": -WORDS / 2, **size}, "encoding": {"url": {"field": "url"}}},
-        {"mark": {"type": "text", "dy": SIDE / 2 + 1, "fontSize": 11}, "encoding": {"text": {"field": "words"}}},
+        layer({"type": "image", "yOffset": -WORDS / 2, **size}, {"url": {"field": "url"}}, "datum.url != ''"),
+        layer({"type": "text", "dy": SIDE / 2 + 1, "fontSize": 11}, {"text": {"field": "words"}}),
     ]
     width, height = LEFT + (SIDE + GAP) * len(across), TOP + (SIDE + WORDS + GAP) * len(down)
     spec = {"width": "container", "height": height, "encoding": {"x": x, "y": y}, "layer": layers}

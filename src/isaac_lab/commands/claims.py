@@ -34,7 +34,7 @@ def claims(
     with console.status("Loading torch …"):
         from isaac_lab.claims import counts, ledger
         from isaac_lab.claims.evidence import Evidence
-        from isaac_lab.report import docs, reproduction
+        from isaac_lab.report import docs, paper
         from isaac_lab.report.tables import table
     with named_errors("--records", page="--page"):
         evidence = Evidence(read, measured)
@@ -49,7 +49,7 @@ def claims(
         console.print(f"{len(found)} claims: {counted}.", highlight=False)
         if page is not None:
             check_writable(page.parent, option="--page")
-            docs.fill(page, reproduction.blocks(found, evidence, page.parent / "figures"))
+            docs.fill(page, paper.pages(found, evidence, page.parent / "figures"))
             say(console, f"Page: {page}")
     say_own_runs(console, read, "--records")
 

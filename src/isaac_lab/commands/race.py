@@ -40,7 +40,7 @@ def race(
         from isaac_lab.studies.race import runner
         from isaac_lab.studies.race.race import COURSES, SCALES
     if workload == RULES:
-        for own in training.report("race_rules").rules(scale):
+        for own in training.report("race").rules(scale):
             console.print(own.terminal())
         return
     if workload != ALL and workload not in COURSES:

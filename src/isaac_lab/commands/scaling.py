@@ -61,11 +61,11 @@ def scaling(
     command = command_line(["scaling"], {"--page": "docs/scaling.md", **options, "--set": tuple(assume or ())})
     checked = _read(record)
     from isaac_lab.charts.draw import draw
-    from isaac_lab.report import docs, scaling_figure
+    from isaac_lab.report import docs
 
     with named_errors("--page", page="--page"):
         docs.fill(page, report.blocks(plan, checked, command))
-        draw(scaling_figure.figure(plan), page.parent / "figures" / "scaling-overhead.svg")
+        draw(report.figure(plan), page.parent / "figures" / "scaling-overhead.svg")
     say(console, f"Page: {page}")
 
 

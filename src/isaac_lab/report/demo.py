@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 from isaac_lab import times
 from isaac_lab.charts import lines, mosaic
 from isaac_lab.charts.draw import pictures
 from isaac_lab.charts.figure import Figure, Method, look
 from isaac_lab.charts.lines import Axis, Panel
-from isaac_lab.record import Record, Store
+from isaac_lab.record import Store
 from isaac_lab.report import WORDS, parts, tables
 from isaac_lab.report.docs import Blocks
 from isaac_lab.report.tables import Row, Table
@@ -42,32 +42,31 @@ def write(shown: Shown, out: Path, folder: Path | None) -> None:
 
 
 def read(store: Store, methods: Sequence[studies.Method], seeds: int, device: str) -> Shown:
-    """The records, with the times of steps on this device; where nobody took them, the runs' own."""
-    timed = store.times().get(device)
-    own = times.seconds(timed) if timed else {}
-    for method in methods:
-        runs = [record for seed in range(seeds) if (record := store.get(method.trial(seed))) is not None]
-        own.setdefault(method.name, median(record.seconds_per_step or math.nan for record in runs) if runs else math.nan)
-    return Shown(summarize(store, methods, seeds, own), device)
+    """The records, with the times of steps on this device."""
+    return Shown(summarize(store, methods, seeds, times.seconds(store.times()[device])), device)
 
 
 def table(shown: Shown) -> Table:
     """A row for each method."""
     columns = ["Method", "Learning\nrate", "PSNR after\n100 steps", "PSNR\nat the end", "p", "Steps to\nAdam's end"]
     rows, plain = [], shown.summaries[0]
+    goal = fmean(plain.finals)
     for own in shown.summaries:
         rates = [f"{rate:.3g}" for name, rate in own.method.chosen.items() if name.endswith("rate")]
-        steps = _steps(own, plain)
-        cells = [" / ".join(rates), _spread(_at(own, 100)), _spread(own.finals)]
+        # By measured step, the PSNR of each seed.
+        found = list(zip(own.records[0].curve["step"], *(record.column("psnr") for record in own.records), strict=False))
+        after = next((values for step, *values in found if step == 100), [math.nan])
+        cells = [" / ".join(rates), *(_mean(values) for values in (after, own.finals))]
         cells += ["–" if own is plain or len(own.records) < 2 else f"{contrast(own.finals, plain.finals).p:.2g}"]
+        steps = next((int(step or 0) for step, *values in found if fmean(values) >= goal), None)
         cells += ["never", "–"] if steps is None else [str(steps), f"{steps * own.seconds:.1f}"]
         rows.append(Row((own.method.name, *cells, f"{1e3 * own.seconds:.1f}"), "+" in own.method.method))
-    return tables.table(
-        [*columns, "Seconds", "ms"],
-        rows,
-        ("Method",),
-        note=WORDS["demo"]["table"].format(seeds=shown.seeds, device=shown.device),
-    )
+    note = WORDS["demo"]["table"].format(seeds=shown.seeds, device=shown.device)
+    return tables.table([*columns, "Seconds", "ms"], rows, ("Method",), note=note)
+
+
+def _mean(values: Sequence[float]) -> str:
+    return tables.spread(sample(values), ".2f") if all(map(math.isfinite, values)) else "diverged"
 
 
 def what_one_sees(shown: Shown) -> list[str]:
@@ -83,42 +82,48 @@ def what_one_sees(shown: Shown) -> list[str]:
 
 def photographs(shown: Shown, folder: Path | None = None) -> Figure:
     """A row for each method, a column for each step, and the photograph itself."""
-    first = studies.METHODS[0].trial(0)
-    original = load(first, device="cpu", folder=folder).original
-    rows = []
+    original = load(studies.METHODS[0].trial(0), device="cpu", folder=folder).original
+    cells: list[tuple[str, str, object, str]] = []
     for own in shown.summaries:
         record = own.records[0]
         for step in FRAMES:
             place = record.curve["step"].index(step) if step in record.curve["step"] else -1
             seen = record.curve["picture"][place] if record.finished else None
-            words = f"{record.column('psnr')[place]:.1f} dB" if seen else "diverged"
-            rows.append({"row": own.method.name, "column": f"{step} steps", "url": _url(seen), "words": words})
+            cells.append(
+                (own.method.name, f"{step} steps", seen, f"{record.column('psnr')[place]:.1f} dB" if seen else "diverged")
+            )
         if own is shown.summaries[0]:  # in each row it would make the picture's file larger by a sixth
-            rows.append({"row": own.method.name, "column": "the photograph", "url": _url(original), "words": ""})
+            cells.append((own.method.name, "the photograph", original, ""))
+    rows = [
+        {"row": row, "column": column, "url": f"data:image/jpeg;base64,{seen}" if seen else "", "words": words}
+        for row, column, seen, words in cells
+    ]
     alt = f"The photograph as fitted after {', '.join(map(str, FRAMES))} steps. " + " ".join(what_one_sees(shown))
-    return Figure(
-        "figure-photograph",
-        (mosaic.chart("photograph", alt, rows),),
-        "A photograph growing sharp",
-        WORDS["demo"]["photographs"],
-    )
+    chart = mosaic.chart("photograph", alt, rows)
+    return Figure("figure-photograph", (chart,), "A photograph growing sharp", WORDS["demo"]["photographs"])
 
 
 def curves(shown: Shown) -> Figure:
     """PSNR over steps, and over seconds."""
-    methods, drawn = [], []
+    drawn = []
     for own in shown.summaries:
-        methods.append(Method(own.method.name, look(own.method.method), ours="+" in own.method.method))
-        columns = [_columns(record, own.seconds) for record in own.records if record.finished]
-        line = lines.mean(own.method.name, columns, "step", ("psnr",))
-        drawn += [line] if line else []
+        method = Method(own.method.name, look(own.method.method))
+        columns = [
+            {
+                "step": record.curve["step"],
+                "seconds": [(step or 0.0) * own.seconds for step in record.curve["step"]],
+                "psnr": record.curve["psnr"],
+            }
+            for record in own.records
+            if record.finished
+        ]
+        drawn.append(lines.mean(method, columns, "step", ("psnr",)))
     device = {"cpu": "CPU core", "cuda": "GPU"}[shown.device]
     ways = [Axis("step", "Steps", ",d"), Axis("seconds", f"Seconds of training on one {device}", ".2~f")]
     bands = "" if shown.seeds == "one seed" else ", bands from the lowest to the highest"
     return lines.figure(
         "figure-psnr",
         [Panel("psnr", "", " ".join(what_one_sees(shown)), drawn)],
-        methods,
         [Axis("psnr", "PSNR (dB)", ".1f")],
         ways,
         logarithmic=False,
@@ -138,27 +143,3 @@ def blocks(known: Callable[[], Shown], folder: Path) -> Blocks:
         return parts.markdown([*figures, table(shown), table(shown).note], folder)
 
     return {"demo": block}
-
-
-def _columns(record: Record, seconds: float) -> dict[str, list[float | None]]:
-    steps = list(record.curve["step"])
-    return {"step": steps, "seconds": [(step or 0.0) * seconds for step in steps], "psnr": list(record.curve["psnr"])}
-
-
-def _at(own: Summary, step: int) -> list[float]:
-    return [dict(zip(record.curve["step"], record.column("psnr"), strict=True)).get(step, math.nan) for record in own.records]
-
-
-def _steps(own: Summary, plain: Summary) -> int | None:
-    """The first measured step at which the mean is at or above the one that plain Adam ends with."""
-    goal = fmean(plain.finals)
-    means = zip(own.records[0].curve["step"], *(record.column("psnr") for record in own.records), strict=False)
-    return next((int(step or 0) for step, *values in means if fmean(values) >= goal), None)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return tables.spread(sample(values), ".2f") if all(map(math.isfinite, values)) else "diverged"
-
-
-def _url(picture: str | float | None) -> str:
-    return f"data:image/jpeg;base64,{picture}" if picture else ""

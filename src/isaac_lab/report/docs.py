@@ -15,6 +15,8 @@ from isaac_lab.records import write_whole
 Blocks: TypeAlias = dict[str, Callable[[], str]]
 #: Of a line of a page.
 WIDTH = 120
+_BEGIN = r"^<!-- ([\w-]+) -->\n"
+_BLOCK = re.compile(rf"{_BEGIN}(.*?)(?=^<!-- /\1 -->)", re.MULTILINE | re.DOTALL)
 
 
 class DocsError(Exception):
@@ -27,15 +29,12 @@ def blocks(text: str, page: str = "the page") -> dict[str, str]:
     Raises:
         DocsError: A block does not end, or begins twice.
     """
-    found: dict[str, str] = {}
-    for begin in re.finditer(r"^<!-- ([\w-]+) -->\n", text, re.MULTILINE):
-        name = begin[1]
-        end = re.compile(rf"^<!-- /{name} -->", re.MULTILINE).search(text, begin.end())
-        if end is None:
+    found, begun = dict(_BLOCK.findall(text)), re.findall(_BEGIN, text, re.MULTILINE)
+    for name in begun:
+        if name not in found:
             raise DocsError(f"{page}: the block {name} does not end with <!-- /{name} -->")
-        if name in found:
+        if begun.count(name) > 1:
             raise DocsError(f"{page}: the block {name} begins twice")
-        found[name] = text[begin.end() : end.start()]
     return found
 
 
@@ -52,27 +51,26 @@ def filled(text: str, made: Mapping[str, Callable[[], str]], page: str = "the pa
     Raises:
         DocsError: It has none of them.
     """
-    for name in _named(text, made, page):
-        before, begin, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        text = f"{before}{begin}{made[name]().rstrip()}\n{end}{after}"
-    return text
+    _check(text, made, page)
+
+    def fill(found: re.Match[str]) -> str:
+        return f"<!-- {found[1]} -->\n{made[found[1]]().rstrip()}\n" if found[1] in made else found[0]
+
+    return _BLOCK.sub(fill, text)
 
 
 def check(page: Path, names: Iterable[str]) -> None:
     """Learn before the work, and not after it, that a page is not there or has none of these blocks."""
     if not page.is_file():
         raise DocsError(f"there is no page {page}; name one that has marks to be filled in")
-    _named(page.read_text(encoding="utf-8"), names, str(page))
+    _check(page.read_text(encoding="utf-8"), names, str(page))
 
 
-def _named(text: str, names: Iterable[str], page: str) -> list[str]:
-    known = list(names)
-    here = [name for name in blocks(text, page) if name in known]
-    if not here:
-        wanted = next(iter(known), "block")
-        raise DocsError(f"{page} has no <!-- {wanted} --> … <!-- /{wanted} --> to be filled in")
-    return here
+def _check(text: str, names: Iterable[str], page: str) -> None:
+    wanted = list(names)
+    if not blocks(text, page).keys() & set(wanted):
+        name = next(iter(wanted), "block")
+        raise DocsError(f"{page} has no <!-- {name} --> … <!-- /{name} --> to be filled in")
 
 
 def fill(page: Path, made: Mapping[str, Callable[[], str]]) -> None:

@@ -5,21 +5,19 @@ Every text is escaped, data cannot end its script, and style and script come fro
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from isaac_lab.claims import counts, ledger
-from isaac_lab.claims.evidence import Claim, Evidence, Finding
+from isaac_lab.claims.evidence import Evidence
 from isaac_lab.records import installed, origin
-from isaac_lab.report import WORDS, costs, headline, paper, race
-from isaac_lab.report.parts import Figure, Ledger, Section, Source
+from isaac_lab.report import WORDS, benchmarks, paper, race
+from isaac_lab.report.parts import Block, Figure, Ledger, Source
 from isaac_lab.studies.paper import EXPERIMENTS
 from isaac_lab.words import versions_of
-
-ASSETS = files("isaac_lab.report") / "assets"
 
 
 class PageError(RuntimeError):
@@ -44,6 +42,8 @@ def build(results: Path) -> str:
         StoreError: Where records cannot be read.
     """
     check_installed()
+    import vl_convert
+
     # A page tells nothing of the machine it was made on.
     name = results.name if results.is_absolute() else results.as_posix()
     # First what is read at once, so that nobody waits for an error.
@@ -51,34 +51,24 @@ def build(results: Path) -> str:
     evidence = Evidence(results / "reproduce", results / "bench")
     found = ledger(evidence)
     folders = tuple(f"{name}/{part}" for part in ("race", "reproduce", "bench") if (results / part).is_dir())
-    grids, curves, larger = (paper.section(part, evidence, f"{name}/reproduce") for part in paper.SECTIONS)
-    sections = [
-        headline.section(evidence, races, counts(found), folders),
-        race.section(races),
-        grids,
-        curves,
-        costs.section(evidence.benchmarks, f"{name}/bench"),
-        larger,
-        _claims(found, [folder for folder in folders if not folder.endswith("/race")]),
-        _again(),
-    ]
-    return render(sections, library())
-
-
-def _claims(found: Sequence[tuple[Claim, Finding]], records: Sequence[str]) -> Section:
     names = {claim.about: EXPERIMENTS[claim.about].name for claim, _ in found}
-    source = Source(tuple(records), ("isaac-newton claims",))
-    return Section.of("claims", [Ledger(found, counts(found), names), source])
-
-
-def _again() -> Section:
-    """How to make the page again."""
-    import vl_convert
-
+    claimed = tuple(folder for folder in folders if not folder.endswith("/race"))
     about = origin(threads=1)
     charts = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
-    made = f"This page: {versions_of(about)}, {charts}, commit {about['commit'] or 'unknown'}."
-    return Section.of("again", [WORDS["sections"]["again"]["how"], made])
+    sections: dict[str, Sequence[Block]] = {
+        "summary": [Source(folders, ("isaac-newton report",))],
+        "race": race.section(races),
+        "grids": paper.section("grids", evidence, f"{name}/reproduce"),
+        "curves": paper.section("curves", evidence, f"{name}/reproduce"),
+        "costs": benchmarks.section(evidence.benchmarks, f"{name}/bench"),
+        "larger": paper.section("larger", evidence, f"{name}/reproduce"),
+        "claims": [Ledger(found, counts(found), names), Source(claimed, ("isaac-newton claims",))],
+        "again": [
+            WORDS["sections"]["again"]["how"],
+            f"This page: {versions_of(about)}, {charts}, commit {about['commit'] or 'unknown'}.",
+        ],
+    }
+    return render(sections, WORDS["sections"], library())
 
 
 @cache
@@ -89,8 +79,8 @@ def library() -> str:
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def render(sections: Sequence[Section], library: str) -> str:
-    """The template filled with these sections and the script that draws their charts."""
+def render(sections: Mapping[str, Sequence[Block]], titled: Mapping[str, Mapping[str, str]], library: str) -> str:
+    """The template filled with these sections, their titles and leads, and the script that draws their charts."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -101,12 +91,14 @@ def render(sections: Sequence[Section], library: str) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"words": _words, "data": _data, "table": lambda table: _raw(table.html(_words))}
-    figures = [block.shown for section in sections for block in section.blocks if isinstance(block, Figure)]
+    environment.filters["kind"] = lambda block: type(block).__name__
+    figures = [block.shown for blocks in sections.values() for block in blocks if isinstance(block, Figure)]
     charts = {chart.id: {"spec": chart.spec, "values": chart.values} for figure in figures for chart in figure.charts}
     # In a string or a regular expression, the only places where it can stand, the backslash changes nothing.
     safe = re.sub(r"</(script)", r"<\\/\1", library, flags=re.IGNORECASE).replace("<!--", "<\\!--")
     return environment.get_template("page.html").render(
         sections=sections,
+        titled=titled,
         charts=charts,
         style=_raw(_asset("style.css")),
         script=_raw(_asset("page.js")),
@@ -116,7 +108,7 @@ def render(sections: Sequence[Section], library: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
+    return (files("isaac_lab.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _raw(text: str) -> Any:
@@ -127,9 +119,7 @@ def _raw(text: str) -> Any:
 
 def _words(text: str) -> Any:
     """Escaped, with `code`, **strong** and the indices of dampings as elements."""
-    import markupsafe
-
-    escaped = str(markupsafe.escape(text))
+    escaped = str(_raw("{}").format(text))
     escaped = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)
     escaped = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", escaped)
     return _raw(re.sub(r"λ_([ag])\b", r"λ<sub>\1</sub>", escaped))

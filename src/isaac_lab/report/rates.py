@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from isaac_lab import times
 from isaac_lab.charts import lines
-from isaac_lab.charts.draw import pictures
 from isaac_lab.charts.figure import DASHED, Figure, Look, Method
 from isaac_lab.charts.lines import Axis, Line, Panel
 from isaac_lab.record import Store
-from isaac_lab.records import StoreError, write_whole
+from isaac_lab.records import StoreError
 from isaac_lab.report import WORDS, parts, tables
 from isaac_lab.report.docs import Blocks
 from isaac_lab.report.tables import Table
@@ -21,7 +20,7 @@ from isaac_lab.stats import LEVEL, contrast, holm, sample
 from isaac_lab.studies.rates import OPTIMIZERS, SCALES, Cell, cells
 
 #: By arm of the study.
-METHODS = {"plain": Method("plain", Look("black", DASHED)), "line": Method("with the line", Look("red"), ours=True)}
+METHODS = {"plain": Method("plain", Look("black", DASHED)), "line": Method("with the line", Look("red"))}
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,11 @@ def read(store: Store, scale: str) -> Shown:
         own = {str(c.rate): c for c in found if c.optimizer == name and _whole(c)}
         adjusted = holm({rate: contrast(cell.line, cell.plain).p for rate, cell in own.items()})
         p |= {(name, own[rate].rate): value for rate, value in adjusted.items()}
-    steps: dict[str, str] = {}
-    for device, record in store.times().items():
-        seconds = times.seconds(record)
-        for name in OPTIMIZERS:
-            said = f"{seconds[name + '+line'] / seconds[name]:.2f} × on {'a GPU' if device == 'cuda' else 'one CPU core'}"
-            steps[name] = f"{steps[name]}, {said}" if name in steps else said
+    timed = {"a GPU" if on == "cuda" else "one CPU core": times.seconds(record) for on, record in store.times().items()}
+    steps = {
+        name: ", ".join(f"{own[f'{name}+line'] / own[name]:.2f} × on {device}" for device, own in timed.items())
+        for name in (OPTIMIZERS if timed else ())
+    }
     return Shown(scale, found, p, steps)
 
 
@@ -57,12 +55,14 @@ def _whole(cell: Cell) -> bool:
     return min(len(cell.plain), len(cell.line)) > 1 and all(map(math.isfinite, (*cell.plain, *cell.line)))
 
 
+def _gain(cell: Cell) -> float:
+    return fmean(cell.line) - fmean(cell.plain)
+
+
 def write(store: Store, scale: str) -> Shown:
     """Table and picture beside the records."""
     found = read(store, scale)
-    text = parts.markdown([f"# Learning rates, scale {scale}", *_shown(found)], store.folder)
-    write_whole(store.folder / "table.md", f"{text}\n")
-    pictures(figure(found), store.folder / "figure")
+    parts.leave(store.folder, f"Learning rates, scale {scale}", figure(found), _shown(found))
     return found
 
 
@@ -70,10 +70,14 @@ def table(found: Shown) -> Table:
     """A row for each optimizer and rate."""
     rows = []
     for cell in found.cells:
-        p = found.p.get((cell.optimizer, cell.rate), math.nan)
-        gain = f"{100 * (fmean(cell.line) - fmean(cell.plain)):+.1f}".replace("-", "−") if _whole(cell) else "–"
-        ends = (_mean(cell.plain), _mean(cell.line), gain, "–" if math.isnan(p) else f"{p:.2g}")
-        rows.append((OPTIMIZERS[cell.optimizer]["title"], f"{cell.rate:g}", *ends))
+        cells = [OPTIMIZERS[cell.optimizer]["title"], f"{cell.rate:g}"]
+        for values in (cell.plain, cell.line):
+            own = sample([100 * value for value in values])
+            lost = f", {len(values) - own['n']} diverged" if own["n"] < len(values) else ""
+            cells.append(tables.spread(own, ".1f") + lost if own["n"] else "diverged")
+        p = found.p.get((cell.optimizer, cell.rate))
+        gain = f"{100 * _gain(cell):+.1f}".replace("-", "−") if _whole(cell) else "–"
+        rows.append((*cells, gain, "–" if p is None else f"{p:.2g}"))
     columns = ("Optimizer", "Rate", "Plain", "With the line", "Gain", "p")
     note = WORDS["rates"]["table"].format(seeds=SCALES[found.scale]["seeds"])
     return tables.table(columns, rows, ("Optimizer",), "Test accuracy by learning rate", note)
@@ -81,12 +85,8 @@ def table(found: Shown) -> Table:
 
 def summed_up(found: Shown) -> str:
     """At how many rates the line is better, how the best of each compare, and what a step takes."""
-    better, worse = (
-        sum(
-            found.p.get((c.optimizer, c.rate), 1.0) < LEVEL and sign * (fmean(c.line) - fmean(c.plain)) > 0 for c in found.cells
-        )
-        for sign in (1, -1)
-    )
+    gains = [_gain(cell) for cell in found.cells if found.p.get((cell.optimizer, cell.rate), 1.0) < LEVEL]
+    better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
     said = [f"With the line accuracy is higher at {better} of {len(found.cells)} rates, lower at {worse} (p < {LEVEL:g})."]
     for name, own in OPTIMIZERS.items():
         mine = [cell for cell in found.cells if cell.optimizer == name and _whole(cell)]
@@ -100,11 +100,21 @@ def summed_up(found: Shown) -> str:
 
 def figure(found: Shown) -> Figure:
     """A chart for each optimizer; bars are standard deviations over seeds."""
-    shown = {name: [cell for cell in found.cells if cell.optimizer == name] for name in OPTIMIZERS}
+    panels = []
+    for name, optimizer in OPTIMIZERS.items():
+        cells, drawn = [cell for cell in found.cells if cell.optimizer == name], []
+        for arm, method in METHODS.items():
+            rows = []
+            for cell in cells:
+                own = sample(getattr(cell, arm))
+                ends = (own["mean"] + sign * (own["std"] or 0.0) if own["n"] else None for sign in (0, -1, 1))
+                rows.append((cell.rate, *ends))
+            columns = dict(zip(("rate", "accuracy", "accuracy_low", "accuracy_high"), zip(*rows, strict=True), strict=False))
+            drawn.append(Line(method, f"mean of {SCALES[found.scale]['seeds']} seeds", columns))
+        panels += [Panel(f"rates-{name}", optimizer["title"], summed_up(found), drawn)] if cells else []
     return lines.figure(
         f"figure-rates-{found.scale}",
-        [_panel(name, own, summed_up(found)) for name, own in shown.items() if own],
-        tuple(METHODS.values()),
+        panels,
         [Axis("accuracy", "Test accuracy", ".0%")],
         [Axis("rate", "Learning rate", ".3~g", logarithmic=True)],
         logarithmic=False,
@@ -112,19 +122,6 @@ def figure(found: Shown) -> Figure:
         title="Test accuracy over five learning rates",
         subtitle=WORDS["rates"]["picture"].format(scale=found.scale, seeds=SCALES[found.scale]["seeds"]),
     )
-
-
-def _panel(name: str, own: Sequence[Cell], alt: str) -> Panel:
-    drawn = []
-    for arm, method in METHODS.items():
-        rows = []
-        for cell in own:
-            values = [value for value in getattr(cell, arm) if math.isfinite(value)]
-            half = stdev(values) if len(values) > 1 else 0.0
-            rows.append((cell.rate, *(fmean(values) + sign * half if values else None for sign in (0, -1, 1))))
-        columns = dict(zip(("rate", "accuracy", "accuracy_low", "accuracy_high"), zip(*rows, strict=True), strict=True))
-        drawn.append(Line(method.label, f"mean of {len(own[0].plain)} seeds", columns, over_seeds=True))
-    return Panel(f"rates-{name}", OPTIMIZERS[name]["title"], alt, drawn)
 
 
 def blocks(out: Path, pictures: Path) -> Blocks:
@@ -139,9 +136,3 @@ def blocks(out: Path, pictures: Path) -> Blocks:
 
 def _shown(found: Shown) -> list[parts.Block]:
     return [summed_up(found), table(found), table(found).note]
-
-
-def _mean(values: Sequence[float]) -> str:
-    found = sample([100 * value for value in values])
-    lost = f", {len(values) - found['n']} diverged" if found["n"] < len(values) else ""
-    return tables.spread(found, ".1f") + lost if found["n"] else "diverged"

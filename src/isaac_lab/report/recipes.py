@@ -6,28 +6,25 @@ from functools import partial
 from pathlib import Path
 
 from isaac_lab.charts import dots
-from isaac_lab.charts.draw import pictures
 from isaac_lab.charts.figure import Figure, Look, Method
 from isaac_lab.record import Store
-from isaac_lab.records import StoreError, write_whole
+from isaac_lab.records import StoreError
 from isaac_lab.report import WORDS, parts, tables
 from isaac_lab.report.docs import Blocks
-from isaac_lab.report.parts import Block, Notes
+from isaac_lab.report.parts import Block
 from isaac_lab.report.tables import Row, Table
 from isaac_lab.studies.recipes import ARMS, RECIPES, RULES
 from isaac_lab.studies.verdicts import Sample, Standing, standings, summed_up
 from isaac_lab.words import number
 
-LINE, TUNED = Method("with the line", Look("red"), ours=True), Method("plain, best of five rates", Look("black"))
-#: The last headings of the verdicts.
-TESTED = ("p better", "p not worse", "Step", "Verdict")
-NONE = "No record has been made by the rules as they are."
+LINE, TUNED = Method("with the line", Look("red")), Method("plain, best of five rates", Look("black"))
 NOTES = WORDS["recipes"]
 
 
 def table(found: Sequence[Standing]) -> Table:
     """The verdicts."""
-    columns = ("Recipe", "Measured", "Plain", "With the line", "Plain, best rate", "Gain (95 %)", "Margin", *TESTED)
+    columns = ["Recipe", "Measured", "Plain", "With the line", "Plain, best rate", "Gain (95 %)", "Margin"]
+    columns += ["p better", "p not worse", "Step", "Verdict"]
     rows = []
     for own in found:
         gain, low, high = (_scaled(own, value) for value in own.gain)
@@ -42,8 +39,7 @@ def table(found: Sequence[Standing]) -> Table:
 
 def brief(found: Sequence[Standing]) -> Table:
     """The same for a terminal."""
-    whole = table(found)
-    return whole.only([0, 2, 3, 4, *range(len(whole.columns) - len(TESTED), len(whole.columns))])
+    return table(found).only([0, 2, 3, 4, -4, -3, -2, -1])
 
 
 def losses(found: Sequence[Standing]) -> Table:
@@ -94,9 +90,7 @@ def write(store: Store, scale: str) -> list[Standing]:
     found = standings(store, scale)
     if not found:
         raise StoreError(f"there is no run of the recipes in {store.folder} that these rules made; leave out --draw-only")
-    text = parts.markdown([f"# Recipes, scale {scale}", *_shown(found)], store.folder)
-    write_whole(store.folder / "table.md", f"{text}\n")
-    pictures(figure(found, scale), store.folder / "figure")
+    parts.leave(store.folder, f"Recipes, scale {scale}", figure(found, scale), _shown(found))
     return found
 
 
@@ -104,9 +98,9 @@ def blocks(out: Path, pictures: Path) -> Blocks:
     """What fills each block of a page: a scale each, and the rules."""
 
     def block(scale: str) -> str:
-        found = standings(Store(out / scale), scale)
-        name = f"recipes-{scale}"
-        return parts.markdown([parts.Figure(figure(found, scale), name), *_shown(found)], pictures) if found else NONE
+        if not (found := standings(Store(out / scale), scale)):
+            return "No record has been made by the rules as they are."
+        return parts.markdown([parts.Figure(figure(found, scale), f"recipes-{scale}"), *_shown(found)], pictures)
 
     made = {f"recipes-{scale}": partial(block, scale) for scale in ("quick", "standard")}
     return {**made, "recipes-rules": lambda: rules("standard").markdown()}
@@ -116,7 +110,7 @@ def _shown(found: Sequence[Standing]) -> list[Block]:
     """The tables, below each a point for each sentence."""
     shown: list[Block] = [summed_up(found)]
     for own in (table(found), losses(found)):
-        shown += [own, Notes(tuple(f"{part.rstrip('.')}." for part in own.note.split(". ")))]
+        shown += [own, [f"{part.rstrip('.')}." for part in own.note.split(". ")]]
     return shown
 
 
@@ -132,8 +126,8 @@ def _scaled(own: Standing, value: float) -> float:
 def _mean(own: Standing, sample: Sample) -> str:
     if not sample.values:
         return "diverged" if sample.diverged else "–"
-    mean, deviation = _scaled(own, sample.mean), _scaled(own, sample.deviation)
-    text = number(mean, 4) if math.isnan(deviation) else f"{number(mean, 4)} ± {number(deviation, 2)}"
+    text, deviation = number(_scaled(own, sample.mean), 4), _scaled(own, sample.deviation)
+    text += "" if math.isnan(deviation) else f" ± {number(deviation, 2)}"
     return text + (f", {sample.diverged} diverged" if sample.diverged else "")
 
 

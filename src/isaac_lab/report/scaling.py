@@ -1,11 +1,15 @@
-"""What ζ* would cost on large GPTs: tables from the model, and the checks of it from their record."""
+"""What ζ* would cost on large GPTs: tables and a picture from the model, and the checks of it from their record."""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from isaac_lab.charts import lines
+from isaac_lab.charts.figure import Figure, Look, Method, look
+from isaac_lab.charts.lines import Axis, Line, Panel
 from isaac_lab.report import WORDS
 from isaac_lab.report.docs import Blocks, wrapped
 from isaac_lab.report.parts import Source
@@ -22,10 +26,8 @@ EVERY_ROW = Setting()
 #: A running average, and half of the whitening.
 AVERAGED = Setting(when="step", decay=0.9, refresh=20, power=0.5)
 RARE = Setting(when="step", max_rows=256, refresh=100, tf32=True)
-COMPARED = (
-    AUTOMATIC,
-    *(Setting(**own | {"exclude": tuple(own.get("exclude", ()))}) for own in NOTES["compared"]),
-)
+LOOKS = {EVERY_ROW: look("gradient"), AVERAGED: look("zeta_star"), AUTOMATIC: Look("orange", "6 4"), RARE: Look("blue")}
+COMPARED = (AUTOMATIC, *(Setting(**own | {"exclude": tuple(own.get("exclude", ()))}) for own in NOTES["compared"]))
 COSTS = ("Compute", "Communication", "Bytes sent", "GB", "Memory")
 #: Of checks; the page says what each is.
 KINDS = ("flops", "traffic", "memory", "communication", "time", "device")
@@ -65,15 +67,10 @@ class Cell:
     cost: Overhead | None  # what it adds
 
     @property
-    def fits(self) -> bool:
-        """Whether the plain step does."""
-        return self.automatic.plain_fits
-
-    @property
     def said(self) -> str:
         """The setting in words; all of them are with TF32."""
         if self.setting is None:
-            return "none fits" if self.fits else "the plain step does not fit"
+            return "none fits" if self.automatic.plain_fits else "the plain step does not fit"
         words = dataclasses.replace(self.setting, tf32=False).words
         return words if self.reached else f"none; fastest: {words}"
 
@@ -86,8 +83,7 @@ def cells(plan: Plan) -> list[Cell]:
 def cell(shape: Shape, work: Workload, plan: Plan) -> Cell:
     """One model with one workload."""
     automatic = overhead(shape, work, AUTOMATIC, plan.machine)
-    fits = automatic.plain_fits
-    reached, fastest = best(shape, work, plan.machine, limit=plan.limit) if fits else (None, None)
+    reached, fastest = best(shape, work, plan.machine, limit=plan.limit) if automatic.plain_fits else (None, None)
     setting = reached or fastest
     cost = None if setting is None else overhead(shape, work, setting, plan.machine)
     plain = plain_seconds(shape, work, plan.machine), sum(plain_memory(shape, work))
@@ -98,8 +94,9 @@ def automatic(found: Sequence[Cell], limit: float) -> Table:
     """Plain steps, and what `attach(model)` adds."""
     body = []
     for one in found:
-        line = [one.shape.name, str(one.gpus), _seconds(one.seconds), f"{one.bytes / 1e9:.1f}"]
-        body.append(line + (_costs(one.automatic, limit) if one.fits else ["does not fit"]))
+        seconds = f"{one.seconds:.1f} s" if one.seconds >= 1 else f"{1e3 * one.seconds:.0f} ms"
+        costs = _costs(one.automatic, limit) if one.automatic.plain_fits else ["does not fit"]
+        body.append([one.shape.name, str(one.gpus), seconds, f"{one.bytes / 1e9:.1f}", *costs])
     return table(["Model", "GPUs", "Plain step", "Plain GB", *COSTS], body, ("Model",))
 
 
@@ -119,9 +116,12 @@ def _costs(cost: Overhead, limit: float) -> list[str]:
 
 def blocks(plan: Plan, record: Record, command: str) -> Blocks:
     """From the model, and from the record that `tests/scaling/scaling_checks.py` wrote; `command` fills the page."""
-    found = cells(plan)
+    found, work = cells(plan), plan.work
+    known = {"first": plan.gpus[0], "last": plan.gpus[-1], "machine": plan.machine.name, "limit": 100 * plan.limit}
+    known |= {"tokens": work.tokens, "length": work.length}
+    known["micro"] = "one micro-batch" if work.micro_batches == 1 else f"{work.micro_batches} micro-batches"
     return {
-        "plan": lambda: _about(plan, command),
+        "plan": lambda: wrapped(NOTES["about"].format(command=command, **known)),
         "summary": lambda: _summary(plan, found),
         "automatic": lambda: automatic(found, plan.limit).markdown(),
         "chosen": lambda: chosen(found, plan.limit).markdown(),
@@ -133,15 +133,8 @@ def blocks(plan: Plan, record: Record, command: str) -> Blocks:
     }
 
 
-def _about(plan: Plan, command: str) -> str:
-    work, ends = plan.work, {"first": plan.gpus[0], "last": plan.gpus[-1], "machine": plan.machine.name}
-    micro = "one micro-batch" if work.micro_batches == 1 else f"{work.micro_batches} micro-batches"
-    known = ends | {"tokens": work.tokens, "length": work.length, "micro": micro, "limit": 100 * plan.limit}
-    return wrapped(NOTES["about"].format(command=command, **known))
-
-
 def _summary(plan: Plan, found: Sequence[Cell]) -> str:
-    fitting = [cell for cell in found if cell.fits]
+    fitting = [cell for cell in found if cell.automatic.plain_fits]
     shares = [cell.automatic.time for cell in fitting], [cell.automatic.memory for cell in fitting]
     times, memory = (f"{_percent(min(own))} to {_percent(max(own))}" for own in shares)
     every = [1 + overhead(cell.shape, plan.at(cell.gpus), EVERY_ROW, plan.machine).time for cell in fitting]
@@ -167,16 +160,18 @@ def _settings(plan: Plan) -> str:
 
 
 def _tokens(plan: Plan) -> str:
-    body = [[shape.name, *(_at_tokens(shape, tokens, plan) for tokens in NOTES["tokens"])] for shape in plan.shapes]
+    body = []
+    for shape in plan.shapes:
+        cells = [shape.name]
+        for tokens in NOTES["tokens"]:
+            said = "–"
+            if tokens % plan.work.length == 0:
+                one = cell(shape, dataclasses.replace(plan.at(plan.middle), tokens=tokens), plan)
+                said = one.said + (f": {_percent(one.cost.time)}, {_gigabytes(one.cost)} GB" if one.cost else "")
+            cells.append(said)
+        body.append(cells)
     columns = ["Model", *(f"{tokens:,} tokens" for tokens in NOTES["tokens"])]
     return f"On {plan.middle} GPUs:\n\n{table(columns, body).markdown()}"
-
-
-def _at_tokens(shape: Shape, tokens: int, plan: Plan) -> str:
-    if tokens % plan.work.length:
-        return "–"
-    found = cell(shape, dataclasses.replace(plan.at(plan.middle), tokens=tokens), plan)
-    return found.said + (f": {_percent(found.cost.time)}, {_gigabytes(found.cost)} GB" if found.cost else "")
 
 
 def _assumptions(plan: Plan) -> str:
@@ -188,21 +183,22 @@ def _assumptions(plan: Plan) -> str:
 
 def _checks(record: Record, kind: str) -> str:
     body = []
-    for check in record["checks"]:
-        if check["kind"] == kind:
-            predicted, measured = (_amount(check[name], check["unit"]) for name in ("predicted", "measured"))
-            within = f" ({check['low']:.2f}–{check['high']:.2f})" if "low" in check else ""
-            body.append(
-                [check["what"], check["how"], predicted, measured + within, _error(check["predicted"], check["measured"])]
-            )
+    for check in (check for check in record["checks"] if check["kind"] == kind):
+        predicted, measured = check["predicted"], check["measured"]
+        within = f" ({check['low']:.2f}–{check['high']:.2f})" if "low" in check else ""
+        share = 0.0 if predicted == measured else predicted / measured - 1 if measured else math.nan
+        error = (
+            "–"
+            if math.isnan(share)
+            else "0"
+            if abs(share) < 5e-7
+            else "< 0.1 %"
+            if abs(share) < 5e-4
+            else f"{100 * share:+.1f} %"
+        )
+        amounts = [_amount(value, check["unit"]) for value in (predicted, measured)]
+        body.append([check["what"], check["how"], amounts[0], amounts[1] + within, error])
     return table(["What", "How", "Predicted", "Measured", "Error"], body, ("What", "How")).markdown()
-
-
-def _error(predicted: float, measured: float) -> str:
-    if predicted == measured or not measured:
-        return "0" if predicted == measured else "–"
-    share = predicted / measured - 1
-    return "0" if abs(share) < 5e-7 else f"{100 * share:+.1f} %" if abs(share) >= 5e-4 else "< 0.1 %"
 
 
 def _amount(value: float, unit: str) -> str:
@@ -227,5 +223,41 @@ def _gigabytes(cost: Overhead) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.1f} s" if value >= 1 else f"{1e3 * value:.0f} ms"
+def figure(plan: Plan) -> Figure:
+    """Time and memory over the size of the model, for a few settings and for the first one below the limit."""
+    work, machine, percent = plan.at(plan.middle), plan.machine, f"{100 * plan.limit:g} %"
+    drawn = [
+        _line(Method(setting.words, own), {shape: overhead(shape, work, setting, machine) for shape in plan.shapes})
+        for setting, own in LOOKS.items()
+    ]
+    cells = {shape: cell(shape, work, plan) for shape in plan.shapes}
+    if reached := {shape: one.cost for shape, one in cells.items() if one.reached and one.cost is not None}:
+        drawn.append(_line(Method(f"the first setting below {percent}", Look("green", "2 3")), reached))
+    limit_of = Method(f"limits: {percent}, and all of the GPU's memory", Look("grey", "2 3", 1.2))
+    limits: dict[str, list[float | None]] = {"parameters": [shape.parameters for shape in plan.shapes]}
+    for name, limit in (("time", 100 * plan.limit), ("memory", machine.memory / 1e9)):
+        limits[name] = [limit for _ in plan.shapes]
+    drawn.append(Line(limit_of, "limit", limits))
+    alt = "What settings of ζ* add to the time and to the peak memory of a step, by size of the model."
+    up = [Axis("time", "Time added, % of the plain step", ".3~r"), Axis("memory", "Peak memory added, GB per GPU", ".3~r")]
+    subtitle = f"A cost model, not a measurement: {plan.middle} × {machine.name}, FSDP2, {work.tokens:,} tokens per GPU. "
+    return lines.figure(
+        "figure-overhead",
+        [Panel("overhead", "", alt, drawn)],
+        up,
+        [Axis("parameters", "Parameters", ".2~s", logarithmic=True)],
+        picture=(520, 400),
+        views=[[{"Quantity": axis.title} for axis in up]],
+        title="What ζ* would add to a training step of a GPT",
+        subtitle=f"{subtitle}×: does not fit into the GPU beside the plain step.",
+    )
+
+
+def _line(method: Method, found: Mapping[Shape, Overhead]) -> Line:
+    columns: dict[str, list[float | None]] = {
+        "parameters": [shape.parameters for shape in found],
+        "time": [100 * cost.time for cost in found.values()],
+        "memory": [cost.extra_bytes / 1e9 for cost in found.values()],
+        "diverged": [None if cost.fits else 1 for cost in found.values()],
+    }
+    return Line(method, "model", columns, diverged=not all(cost.fits for cost in found.values()))

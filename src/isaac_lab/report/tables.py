@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import rich.table
@@ -16,27 +16,29 @@ class Row:
 
     cells: tuple[str, ...]  # the first one is the row's heading
     ours: bool = False  # whether it is about this library
-    note: str = ""  # in place of all cells but the first: why there are none
     marks: Mapping[int, str] = field(default_factory=dict)  # by the number of a cell, "good" or "bad"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings: words in the columns that `words` numbers, numbers in all others. The note says how to read it."""
+    """Rows under headings: words in the columns that `words` names, numbers in all others. The note says how to read it."""
 
-    kind: ClassVar[str] = "table"
     caption: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
-    words: frozenset[int] = frozenset({0})
+    words: frozenset[str]
     note: str = ""
 
     def markdown(self) -> str:
         """As Markdown, ours bold, without caption and note."""
-        alignment = ("---" if place in self.words else "--:" for place in range(len(self.columns)))
-        body = ((_bold(cells[0]), *cells[1:]) if row.ours else cells for row in self.rows for cells in [self._whole(row)])
-        lines = [self.columns, tuple(alignment), *body]
-        return "".join("| " + " | ".join(_one_line(cell) for cell in line) + " |\n" for line in lines)
+        alignment = ("---" if heading in self.words else "--:" for heading in self.columns)
+        lines = [self.columns, tuple(alignment), *(row.cells for row in self.rows)]
+        for place, row in enumerate(self.rows, 2):
+            if row.ours:
+                lines[place] = ("**" + row.cells[0].replace("*", "\\*") + "**", *row.cells[1:])
+        # What would end a cell does not: headings of a terminal may go over two lines.
+        whole = ([re.sub(r"(?<!\\)\|", r"\\|", cell.replace("\n", " ")) for cell in line] for line in lines)
+        return "".join(f"| {' | '.join(line)} |\n" for line in whole)
 
     def terminal(self) -> "rich.table.Table":
         """For rich: numbers to the right, ours bold; **strong** words without their stars."""
@@ -48,20 +50,27 @@ class Table:
         made.caption, made.pad_edge, made.collapse_padding = self.note or None, False, True
         for place, heading in enumerate(self.columns):
             # Words go over several lines, numbers are not broken.
-            own = [] if place in self.words else [heading, *(row.cells[place] for row in self.rows if place < len(row.cells))]
+            own = [] if heading in self.words else [heading, *(row.cells[place] for row in self.rows)]
             widest = max((len(word) for text in own for word in text.split()), default=0)
             made.add_column(
-                plain(heading), justify="left" if place in self.words else "right", overflow="fold", min_width=widest or None
+                plain(heading), justify="left" if heading in self.words else "right", overflow="fold", min_width=widest or None
             )
         for row in self.rows:
-            cells = (plain(cell.replace("**", "").replace("`", "")) for cell in self._whole(row))
+            cells = (plain(cell.replace("**", "").replace("`", "")) for cell in row.cells)
             made.add_row(*cells, style="bold" if row.ours else "")
         return made
 
     def html(self, words: Callable[[str], str] = escape) -> str:
         """As an element that scrolls sideways; `words` escapes a text, and may know more of it."""
         head = "".join(f'<th scope="col"{self._class(place)}>{escape(name)}</th>\n' for place, name in enumerate(self.columns))
-        body = "".join(self._html(row, words) for row in self.rows)
+        body = ""
+        for row in self.rows:
+            cells = "".join(
+                f"<td{self._class(place, cell, row.marks.get(place, ''))}>{words(_figures(cell))}</td>\n"
+                for place, cell in enumerate(row.cells[1:], 1)
+            )
+            ours = ' class="ours"' if row.ours else ""
+            body += f'<tr{ours}>\n<th scope="row">{words(row.cells[0])}</th>\n{cells}</tr>\n'
         note = f'<p class="small">{escape(self.note)}</p>\n' if self.note else ""
         return (
             f'<div class="scroll" role="region" aria-label="{escape(self.caption)}" tabindex="0">\n<table>\n'
@@ -70,35 +79,18 @@ class Table:
         )
 
     def only(self, places: Sequence[int]) -> "Table":
-        """These columns alone."""
-        rows = []
+        """These columns alone; the last one is −1."""
+        rows, places = [], [place % len(self.columns) for place in places]
         for row in self.rows:
-            cells = tuple(row.cells[old] for old in places if old < len(row.cells))
             marks = {new: row.marks[old] for new, old in enumerate(places) if old in row.marks}
-            rows.append(replace(row, cells=cells, marks=marks))
-        words = frozenset(new for new, old in enumerate(places) if old in self.words)
-        return replace(self, columns=tuple(self.columns[old] for old in places), rows=tuple(rows), words=words)
-
-    def _html(self, row: Row, words: Callable[[str], str]) -> str:
-        first, *others = enumerate(row.cells)
-        cells = "".join(
-            f"<td{self._class(place, cell, row.marks.get(place, ''))}>{words(_figures(cell))}</td>\n" for place, cell in others
-        )
-        if row.note:
-            cells = f'<td class="words note" colspan="{len(self.columns) - 1}">{words(row.note)}</td>\n'
-        ours = ' class="ours"' if row.ours else ""
-        return f'<tr{ours}>\n<th scope="row">{words(first[1])}</th>\n{cells}</tr>\n'
+            rows.append(replace(row, cells=tuple(row.cells[old] for old in places), marks=marks))
+        return replace(self, columns=tuple(self.columns[old] for old in places), rows=tuple(rows))
 
     def _class(self, place: int, cell: str = "", mark: str = "") -> str:
         """Words are to the left, and long ones have room."""
-        known = {"words": place in self.words, "wide": place in self.words and len(cell) > 24, mark: bool(mark)}
-        names = " ".join(name for name, there in known.items() if there)
+        words = self.columns[place] in self.words
+        names = " ".join(filter(None, ("words" if words else "", "wide" if words and len(cell) > 24 else "", mark)))
         return f' class="{names}"' if names else ""
-
-    def _whole(self, row: Row) -> tuple[str, ...]:
-        """With the note in its place, and nothing where cells are missing."""
-        cells = (row.cells[0], row.note) if row.note else row.cells
-        return (*cells, *[""] * (len(self.columns) - len(cells)))
 
 
 def table(
@@ -108,11 +100,10 @@ def table(
     caption: str = "",
     note: str = "",
 ) -> Table:
-    """From headings and rows or cells; `words` names the columns that hold words, all of them unless given."""
-    named = set(columns) if words is None else set(words)
-    places = frozenset(place for place, heading in enumerate(columns) if heading in named)
-    rows = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in body)
-    return Table(caption, tuple(columns), rows, places, note)
+    """From headings and rows or cells, of which the last may be missing; `words` names the columns of words, else all are."""
+    rows = [row if isinstance(row, Row) else Row(tuple(row)) for row in body]
+    whole = (replace(row, cells=(*row.cells, *[""] * (len(columns) - len(row.cells)))) for row in rows)
+    return Table(caption, tuple(columns), tuple(whole), frozenset(columns if words is None else words), note)
 
 
 def spread(found: Mapping[str, Any], style: str, coarse: str = "") -> str:
@@ -122,16 +113,7 @@ def spread(found: Mapping[str, Any], style: str, coarse: str = "") -> str:
     return f"{found['mean']:{style}}" + ("" if found["std"] is None else f" ± {found['std']:{coarse or style}}")
 
 
-def _one_line(cell: str) -> str:
-    """What would end a cell does not: headings of a terminal may go over two lines."""
-    return re.sub(r"(?<!\\)\|", r"\\|", cell.replace("\n", " "))
-
-
 def _figures(cell: str) -> str:
     """A figure with its deviation and unit stays on one line; what is in parentheses or after a comma may go to the next."""
     figure, *rest = re.split(r"(?= \()|(?<=,)(?= )", cell, maxsplit=1)
     return "".join([figure.replace(" ", "\u00a0"), *rest]) if re.match(r"[−+≤]? ?\d", cell) else cell
-
-
-def _bold(cell: str) -> str:
-    return "**" + cell.replace("*", "\\*") + "**"

@@ -53,6 +53,5 @@ def calls_of(view: View, outcome: Outcome) -> list[Mapping[str, Any]]:
 
 def source(view: View, directory: str) -> Source:
     """The folders of records that a view is made from, with the calls that wrote the panels in it."""
-    homes = dict.fromkeys(outcome.panel.home for outcome in view.outcomes)
     calls = [call for outcome in view.outcomes for call in calls_of(view, outcome)]
-    return Source.of((f"{directory}/{home}/{view.scale.name}" for home in homes), calls)
+    return Source.of((f"{directory}/{outcome.panel.home}/{view.scale.name}" for outcome in view.outcomes), calls)
