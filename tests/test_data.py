@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from isaac_lab.commands import data as command
-from isaac_lab.data import catalogue, download, places, sets
-from isaac_lab.data.catalogue import FileSet
-from isaac_lab.data.files import File
-from isaac_lab.data.sets import DataError, load
+from isaac_lab.data import download, places, sets
+from isaac_lab.data import files as catalogue
+from isaac_lab.data.files import DataError, File, FileSet
+from isaac_lab.data.sets import load
 
 REAL = os.environ.get("ISAAC_DATA")
 SHAPES = {"train-images-idx3-ubyte": (6, 3, 3), "train-labels-idx1-ubyte": (6,), "t10k-images-idx3-ubyte": (4, 3, 3)}

@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from typer.testing import CliRunner, Result
 
 from isaac_lab.commands import data as command
-from isaac_lab.data import catalogue, images, places, text
-from isaac_lab.data.catalogue import FileSet
-from isaac_lab.data.files import DataError, File
+from isaac_lab.data import files as catalogue
+from isaac_lab.data import images, places, text
+from isaac_lab.data.files import DataError, File, FileSet
 
 REAL = Path(os.environ.get("ISAAC_DATA") or "/nowhere")
 

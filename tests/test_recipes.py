@@ -16,8 +16,7 @@ from typer.testing import CliRunner, Result
 from isaac_lab import method, methods
 from isaac_lab.cli import app
 from isaac_lab.data import tables
-from isaac_lab.data.catalogue import SETS
-from isaac_lab.data.files import DataError
+from isaac_lab.data.files import SETS, DataError
 from isaac_lab.executors import Call
 from isaac_lab.record import Checkpoint, Record, Store
 from isaac_lab.report import docs

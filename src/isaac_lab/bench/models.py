@@ -6,6 +6,7 @@ The models are Hugging Face's with random weights. On a CPU small stand-ins of t
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -122,12 +123,9 @@ def _tokens(name: str, title: str, sizes: Mapping[str, Any], batch: int, length:
 
 
 def _language(sizes: Mapping[str, Any], batch: int, length: int) -> Problem:
-    def draw() -> tuple[Tensor, Tensor]:
-        tokens = torch.randint(5, 50000, (batch, length))
-        return tokens, tokens.clone()
-
     build = _hub("GPT2LMHeadModel", "GPT2Config", "input_ids", sizes)
-    return Problem("gpt2", f"GPT-2, batch {batch} × {length}", batch, build, draw, _TokenLoss())
+    inputs = partial(torch.randint, 5, 50000, (batch, length))
+    return Problem("gpt2", f"GPT-2, batch {batch} × {length}", batch, build, inputs, Tensor.clone, _TokenLoss())
 
 
 def _images(name: str, title: str, kind: str, sizes: Mapping[str, Any], batch: int, size: int) -> Problem:

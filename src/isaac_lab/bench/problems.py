@@ -28,7 +28,8 @@ class Problem:
     title: str
     batch: int
     build: Callable[[], nn.Module]
-    draw: Callable[[], tuple[Tensor, Tensor]]
+    inputs: Callable[[], Tensor]
+    targets: Callable[[Tensor], Tensor]  # of these inputs
     loss_fn: nn.Module
     sizes: tuple[int, ...] = ()
 
@@ -37,7 +38,8 @@ class Problem:
         # The random numbers of whoever calls this go on as if nothing had happened.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model, (x, y) = self.build(), self.draw()
+            model, x = self.build(), self.inputs()
+            y = self.targets(x)
         return model.to(device), x.to(device), y.to(device)
 
 
@@ -45,8 +47,7 @@ def classes(
     name: str, title: str, batch: int, build: Callable[[], nn.Module], inputs: Callable[[], Tensor], outputs: int, **more: Any
 ) -> Problem:
     """Cross-entropy of so many outputs against random classes."""
-    loss_fn = nn.CrossEntropyLoss()
-    return Problem(name, title, batch, build, lambda: (inputs(), torch.randint(outputs, (batch,))), loss_fn, **more)
+    return Problem(name, title, batch, build, inputs, lambda _: torch.randint(outputs, (batch,)), nn.CrossEntropyLoss(), **more)
 
 
 def chain(sizes: tuple[int, ...], batch: int, *, name: str, title: str, classified: bool = False) -> Problem:
@@ -55,15 +56,11 @@ def chain(sizes: tuple[int, ...], batch: int, *, name: str, title: str, classifi
     They are `classified`, as in `classes`; otherwise the loss is the mean squared error against numbers in [0, 1], which are
     the inputs themselves where the sizes allow it.
     """
-    build = partial(relu_layers, sizes)
+    build, inputs = partial(relu_layers, sizes), partial(torch.rand, batch, sizes[0])
     if classified:
-        return classes(name, title, batch, build, lambda: torch.rand(batch, sizes[0]), sizes[-1], sizes=sizes)
-
-    def draw() -> tuple[Tensor, Tensor]:
-        x = torch.rand(batch, sizes[0])
-        return x, x.clone() if sizes[-1] == sizes[0] else torch.rand(batch, sizes[-1])
-
-    return Problem(name, title, batch, build, draw, nn.MSELoss(), sizes)
+        return classes(name, title, batch, build, inputs, sizes[-1], sizes=sizes)
+    targets = Tensor.clone if sizes[-1] == sizes[0] else lambda _: torch.rand(batch, sizes[-1])
+    return Problem(name, title, batch, build, inputs, targets, nn.MSELoss(), sizes)
 
 
 def encoder(*, batch: int = 8, length: int = 128) -> Problem:

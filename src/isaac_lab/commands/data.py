@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console
@@ -11,8 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from isaac_lab.commands.training import say
 from isaac_lab.data import download, places
-from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, Parcel
-from isaac_lab.data.files import DataError, contents
+from isaac_lab.data.files import GENERATED, GLUE, SETS, DataError, Parcel, contents
 from isaac_lab.report.tables import Table, table
 
 HELP = "The data: MNIST, CIFAR-10, GLUE and others; list, fetch, verify."
@@ -81,24 +80,19 @@ def fetch(
 
 def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], progress: Progress) -> str:
     """Get what one download brings, unless it is there; what was done, in words."""
-
-    def fail(message: str, code: int) -> NoReturn:
-        progress.stop()
-        say(Console(stderr=True), f"Error: {message}")
-        raise typer.Exit(code)
-
-    title = f"{name}/{parcel.name}"
-    task = progress.add_task(title, total=None)
+    task = progress.add_task(f"{name}/{parcel.name}", total=None)
 
     def tick(done: int, total: int | None) -> None:
         progress.update(task, completed=done, total=total)
 
     try:
         address = download.fetch(parcel, directory, download.addresses(SETS[name], parcel, own), tick=tick)
-    except DataError as error:
-        fail(f"cannot fetch {title}: {error}", code=1)
-    except OSError as error:
-        fail(f"cannot write to {directory}: {error.strerror}", code=2)
+    except (DataError, OSError) as error:
+        progress.stop()
+        ours = isinstance(error, DataError)
+        why = f"fetch {name}/{parcel.name}: {error}" if ours else f"write to {directory}: {error.strerror}"
+        say(Console(stderr=True), f"Error: cannot {why}")
+        raise typer.Exit(1 if ours else 2) from None
     progress.remove_task(task)
     progress.refresh()
     return f"fetched from {address}" if address else "already there"
@@ -135,12 +129,11 @@ def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
     rows: list[list[str]] = []
     problems: list[str] = []
     for file in SETS[name].files:
-        path = places.path(directory, file)
+        path, state = places.path(directory, file), "OK"
         if path is None:
             rows.append([file.name, "", "**missing**"])
             problems.append(f"{directory / file.name} is missing, and so is {file.name}.gz")
             continue
-        state = "OK"
         try:
             contents(path, file)
         except DataError as error:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from isaac_lab.data import places
-from isaac_lab.data.catalogue import FileSet, Parcel
-from isaac_lab.data.files import DataError, File, check, contents, unpack
+from isaac_lab.data.files import DataError, File, FileSet, Parcel, check, contents, unpack
 from isaac_lab.records import write_whole
 
 #: Seconds without a byte after which the next mirror is asked.

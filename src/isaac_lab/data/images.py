@@ -10,8 +10,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from isaac_lab.data import places
-from isaac_lab.data.catalogue import GENERATED, SETS
-from isaac_lab.data.files import DataError, md5
+from isaac_lab.data.files import GENERATED, SETS, DataError, md5
 
 CIFAR_10, TOY = "cifar-10", "toy-images"
 NAMES = (CIFAR_10, TOY)

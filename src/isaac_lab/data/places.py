@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isaac_lab.data.catalogue import SETS
-from isaac_lab.data.files import DataError, File, contents
+from isaac_lab.data.files import SETS, DataError, File, contents
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from isaac_lab.data import places
-from isaac_lab.data.catalogue import IDX, SETS
-from isaac_lab.data.files import DataError as DataError
-from isaac_lab.data.files import md5
+from isaac_lab.data.files import IDX, SETS, DataError, md5, of_sklearn
 
 DIGITS = "digits"
 NAMES = (*IDX, DIGITS)
@@ -56,15 +54,9 @@ def decode(content: bytes) -> UInt8[Tensor, "..."]:
 
 def _digits() -> Dataset:
     """1440 images to train on and 357 to test on, each class in proportion; the same split every time."""
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "sklearn":
-            raise
-        raise DataError("the digits come with scikit-learn, which is not installed: pip install 'isaac-newton[lab]'") from None
-    images, labels = load_digits(return_X_y=True)
-    split = train_test_split(images / DARKEST, labels, train_size=TRAINING_DIGITS, stratify=labels, random_state=0)
+    datasets, selection = (of_sklearn(name, "the digits come with") for name in ("datasets", "model_selection"))
+    images, labels = datasets.load_digits(return_X_y=True)
+    split = selection.train_test_split(images / DARKEST, labels, train_size=TRAINING_DIGITS, stratify=labels, random_state=0)
     train, test = (torch.as_tensor(part, dtype=torch.float32) for part in split[:2])
     train_labels, test_labels = map(torch.as_tensor, split[2:])
     tensors = (train, train_labels, test, test_labels)

@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from isaac_lab.data import places
-from isaac_lab.data.catalogue import GENERATED, GLUE, SETS
-from isaac_lab.data.files import DataError, md5
+from isaac_lab.data.files import GENERATED, GLUE, SETS, DataError, md5
 
 #: Is this a sentence of the language? Do both say the same? How similar is what they say?
 Kind = Literal["acceptability", "paraphrase", "similarity"]
