@@ -85,14 +85,17 @@ def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], pro
     def tick(done: int, total: int | None) -> None:
         progress.update(task, completed=done, total=total)
 
+    why, code = "", 0
     try:
         address = download.fetch(parcel, directory, download.addresses(SETS[name], parcel, own), tick=tick)
-    except (DataError, OSError) as error:
+    except DataError as error:
+        why, code = f"fetch {name}/{parcel.name}: {error}", 1
+    except OSError as error:
+        why, code = f"write to {directory}: {error.strerror}", 2
+    if why:
         progress.stop()
-        ours = isinstance(error, DataError)
-        why = f"fetch {name}/{parcel.name}: {error}" if ours else f"write to {directory}: {error.strerror}"
         say(Console(stderr=True), f"Error: cannot {why}")
-        raise typer.Exit(1 if ours else 2) from None
+        raise typer.Exit(code)
     progress.remove_task(task)
     progress.refresh()
     return f"fetched from {address}" if address else "already there"

@@ -9,7 +9,8 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from isaac_lab.data import places
-from isaac_lab.data.files import IDX, SETS, DataError, md5, of_sklearn
+from isaac_lab.data.files import IDX, SETS, md5, of_sklearn
+from isaac_lab.data.files import DataError as DataError
 
 DIGITS = "digits"
 NAMES = (*IDX, DIGITS)

@@ -1,9 +1,8 @@
 """Problems whose examples are generated: antiderivatives for a DeepONet, two half moons for a flow, sums for a TCN."""
 
 import math
-from pathlib import Path
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from isaac_lab import noise
-from isaac_lab.workload import registered
+from isaac_lab.workload import Form, registered
 from isaac_lab.workloads.examples import Examples
 
 #: Of the functions: points at which they are known, the length over which they change, and what is added to the covariance,
@@ -60,12 +59,12 @@ class Antiderivative(Examples):
     metrics = MappingProxyType({"test_error": "Relative error"})
     last = "trunk.2"
 
-    def __init__(self, small: bool, device: str, folder: Path | None, *, split: str = "test") -> None:
-        width, examples, tested = (8, 20, 30) if small else (40, 150, 1000)
+    def __init__(self, form: Form) -> None:
+        width, examples, tested = (8, 20, 30) if form.small else (40, 150, 1000)
         # Functions cost nothing, so those for searches are new ones too.
-        train, test = functions(examples, "train"), functions(tested, split)
-        title = f"DeepONet {POINTS}-{width}-{width}, antiderivative"
-        super().__init__(train, test, device, "generated functions", lambda: DeepONet(width), title, batch=0)
+        train, test = functions(examples, "train"), functions(tested, form.split)
+        title, form = f"DeepONet {POINTS}-{width}-{width}, antiderivative", replace(form, split="test")
+        super().__init__(form, train, test, "generated functions", lambda: DeepONet(width), title, batch=0)
 
     def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
         """With the error of each function relative to its norm."""
@@ -115,11 +114,11 @@ class Moons(Examples):
 
     last = "shifts.5.4"
 
-    def __init__(self, small: bool, device: str, folder: Path | None, **options: Any) -> None:
-        count, tested, batch = (400, 100, 20) if small else (100 * 5001, 10_000, 100)
-        width, train, test = 16 if small else 256, (moons(count, "train"),), (moons(tested, "test"),)
+    def __init__(self, form: Form) -> None:
+        count, tested, batch, width = (400, 100, 20, 16) if form.small else (100 * 5001, 10_000, 100, 256)
+        train, test = (moons(count, "train"),), (moons(tested, "test"),)
         title = f"RealNVP 6 × {width}, two moons"
-        super().__init__(train, test, device, "generated points", lambda: RealNVP(width), title, batch=batch, **options)
+        super().__init__(form, train, test, "generated points", lambda: RealNVP(width), title, batch=batch)
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over the batch."""
@@ -179,11 +178,9 @@ class Adding(Examples):
 
     last = "head"
 
-    def __init__(
-        self, small: bool, device: str, folder: Path | None, *, length: int = 0, depth: int = 0, **options: Any
-    ) -> None:
-        length, levels, width = length or (20 if small else 400), depth or (2 if small else 8), 6 if small else 30
-        train = additions(500 if small else 50_000, length, "train")
-        test = additions(100 if small else 1_000, length, "test")
+    def __init__(self, form: Form, *, length: int = 0, depth: int = 0) -> None:
+        usual = (20, 2, 6, 500, 100) if form.small else (400, 8, 30, 50_000, 1_000)
+        length, levels, width = length or usual[0], depth or usual[1], usual[2]
+        train, test = (additions(count, length, name) for count, name in zip(usual[3:], ("train", "test"), strict=True))
         title = f"TCN {levels} × {width}, adding problem of length {length}"
-        super().__init__(train, test, device, "generated sequences", lambda: TCN(levels, width), title, batch=32, **options)
+        super().__init__(form, train, test, "generated sequences", lambda: TCN(levels, width), title, batch=32)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from isaac_lab import noise
 from isaac_lab.data import sets
 from isaac_lab.models import AUTOENCODER, relu_layers
 from isaac_lab.trial import TrialError
-from isaac_lab.workload import Workload, registered
-from isaac_lab.workloads.examples import MOST_MEASURED, cut
+from isaac_lab.workload import Form, Workload, registered
+from isaac_lab.workloads.examples import MOST_MEASURED, parted
 
 #: Numbers that an evaluation computes at once in each layer.
 EVALUATED_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
@@ -25,38 +24,25 @@ EVALUATED_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 class Network(Workload):
     """Linear layers with ReLU between them, and the cross-entropy of classes; where it is told to, an auto-encoder.
 
-    An incomplete last batch is dropped; other options are as in `examples.Examples`. Where they are `standardized`, the pixels
+    An incomplete last batch is dropped. Where they are `standardized`, the pixels
     of all images for training have mean 0 and deviation 1, and others are moved alike.
     """
 
     flat = True
 
     def __init__(
-        self,
-        name: str,
-        hidden: Sequence[int],
-        device: str,
-        folder: Path | None,
-        *,
-        reconstructs: bool = False,
-        batch: int = 60,
-        examples: int = 0,
-        split: str = "test",
-        standardized: bool = False,
+        self, name: str, hidden: Sequence[int], form: Form, *, reconstructs: bool = False, standardized: bool = False
     ) -> None:
-        data = sets.load(name, folder)
-        inputs, labels, *aside = data.train_images, data.train_labels, data.test_images, data.test_labels
+        data, batch, device = sets.load(name, form.folder), 60 if form.batch is None else form.batch, form.device
         # The same for every seed, so that runs with different seeds differ in nothing else.
-        shuffled = torch.randperm(len(inputs), generator=noise.generator("examples"))
-        if not 0 <= examples <= len(inputs):
-            raise TrialError(f"examples must be at most {len(inputs)}, all that {name} has, got {examples}")
-        if examples or split == "validation":
-            chosen, held = cut(len(inputs), split, examples)
-            aside = [inputs[held], labels[held]] if split == "validation" else aside
-            inputs, labels = inputs[chosen], labels[chosen]
+        shuffled = torch.randperm(len(data.train_images), generator=noise.generator("examples"))
+        if not 0 <= form.examples <= len(shuffled):
+            raise TrialError(f"examples must be at most {len(shuffled)}, all that {name} has, got {form.examples}")
+        train, tests = (data.train_images, data.train_labels), (data.test_images, data.test_labels)
+        (inputs, labels), aside = parted(train, tests, form)
         if standardized:
             mean, deviation = inputs.mean(), inputs.std()
-            inputs, aside[0] = (inputs - mean) / deviation, (aside[0] - mean) / deviation
+            inputs, aside = (inputs - mean) / deviation, ((aside[0] - mean) / deviation, aside[1])
         if not 1 <= batch <= len(inputs):
             raise TrialError(f"batch must be at most {len(inputs)}, the number of training examples, got {batch}")
         if not hidden or min(hidden) < 1:
@@ -166,37 +152,28 @@ class Convolutions(Digits):
 
 
 @registered("mnist-mlp", "width", "batch", "data", "examples", "split", "standardized")
-def mnist_mlp(small: bool, device: str, folder: Path | None, *, width: int = 0, data: str = "", **options: Any) -> Workload:
+def mnist_mlp(form: Form, *, width: int = 0, data: str = "", standardized: bool = False) -> Workload:
     """Figure 1's network: four hidden layers of 400, or 50 in the small form."""
-    hidden = [width or (50 if small else 400)] * 4
-    return Network(data or ("digits" if small else "mnist"), hidden, device, folder, **options)
+    hidden = [width or (50 if form.small else 400)] * 4
+    return Network(data or ("digits" if form.small else "mnist"), hidden, form, standardized=standardized)
 
 
-def _autoencoder(name: str, small: bool, device: str, folder: Path | None, *, data: str = "", **variant: Any) -> Workload:
+def _autoencoder(name: str, form: Form, *, data: str = "") -> Workload:
     """The paper's, an eighth as wide in the small form."""
-    hidden = [max(8, size // 8) if small else size for size in AUTOENCODER[1:-1]]
-    return Network(data or ("digits" if small else name), hidden, device, folder, reconstructs=True, **variant)
+    hidden = [max(8, size // 8) if form.small else size for size in AUTOENCODER[1:-1]]
+    return Network(data or ("digits" if form.small else name), hidden, form, reconstructs=True)
 
 
 for _name, _data in {"mnist-autoencoder": "mnist", "fashion-autoencoder": "fashion-mnist"}.items():
     registered(_name, "batch", "data", "examples", "split")(partial(_autoencoder, _data))
-
-
-@registered("digits-mlp")
-def digits_mlp(small: bool, device: str, folder: Path | None) -> Workload:
-    """The paper's network on the digits of scikit-learn."""
-    return Digits("digits", [400] * 4, device, folder)
-
-
-@registered("digits-autoencoder")
-def digits_autoencoder(small: bool, device: str, folder: Path | None) -> Workload:
-    """A small auto-encoder on the same."""
-    return Network("digits", [200, 100, 20, 100, 200], device, folder, reconstructs=True)
+# On the digits of scikit-learn: the paper's network, and a small auto-encoder.
+registered("digits-mlp")(partial(Digits, "digits", [400] * 4))
+registered("digits-autoencoder")(partial(Network, "digits", [200, 100, 20, 100, 200], reconstructs=True))
 
 
 @registered("digits-convolutions")
-def digits_convolutions(small: bool, device: str, folder: Path | None) -> Workload:
+def digits_convolutions(form: Form) -> Workload:
     """A small convolutional network on the same."""
-    made = Convolutions("digits", [128], device, folder)
+    made = Convolutions("digits", [128], form)
     made.title, made.last = "Two convolutions and two linear layers, digits", "10"
     return made

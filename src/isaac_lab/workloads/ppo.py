@@ -6,7 +6,6 @@ stand and what happened are buffers of the model, so that a checkpoint has them.
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isaac_lab import noise
-from isaac_lab.workload import Workload, registered
+from isaac_lab.workload import Form, Workload, registered
 
 #: Of Barto, Sutton and Anderson (1983), as in the gym: gravity, mass of the pole and of all, half its length, force, seconds.
 GRAVITY, POLE, WHOLE, HALF, FORCE, TAU = 9.8, 0.1, 1.1, 0.5, 10.0, 0.02
@@ -111,11 +110,9 @@ class CartPole(Workload):
     last = "critic.4"
     data = "cart and pole, generated"
 
-    def __init__(
-        self, small: bool, device: str, folder: Path | None, *, length: int = 0, carts: int = 0, split: str = "test"
-    ) -> None:
-        length, carts = length or (16 if small else 128), carts or (2 if small else 4)
-        self._device, self._length, self._carts, self._split = device, length, carts, split
+    def __init__(self, form: Form, *, length: int = 0, carts: int = 0) -> None:
+        length, carts = length or (16 if form.small else 128), carts or (2 if form.small else 4)
+        self._device, self._length, self._carts, self._split = form.device, length, carts, form.split
         self.batch, self.steps = length * carts // PARTS, PASSES * PARTS
         self.title = f"PPO of CleanRL, cart and pole, {carts} × {length}"
 

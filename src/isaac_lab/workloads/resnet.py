@@ -1,9 +1,7 @@
 """Networks on CIFAR-10: ResNet-18 as in Figure 6, a small vision transformer, and super-resolution."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -13,8 +11,8 @@ from torch.nn import functional as F
 from isaac_lab import noise
 from isaac_lab.data import images
 from isaac_lab.models import ResNet18
-from isaac_lab.workload import HALF, registered
-from isaac_lab.workloads.examples import Examples, Measured, cut, decibels
+from isaac_lab.workload import HALF, Form, registered
+from isaac_lab.workloads.examples import Examples, Measured, decibels, parted
 
 NAME = "cifar-resnet18"
 #: Pixels of black on each side, within which a crop moves.
@@ -36,8 +34,8 @@ class ResNet(Measured):
     """Ten classes of images of 32 × 32, padded, cropped and mirrored on the device.
 
     Weights are float32. On CUDA, or where `half` says so, the network runs in bfloat16 under autocast, and what is left in
-    float32 may use TF32. Measured are all tests and 10,000 training images, or at most `tested` of each; other options are as
-    in `examples.Examples`. The small form has few generated images and an eighth of the channels.
+    float32 may use TF32. Measured are all tests and 10,000 training images, or at most `tested` of each.
+    The small form has few generated images and an eighth of the channels.
     """
 
     batch = 100
@@ -47,34 +45,20 @@ class ResNet(Measured):
     #: Whether weights, like the images, have their channels innermost, as tensor cores like them.
     channels_last = True
 
-    def __init__(
-        self,
-        small: bool,
-        device: str,
-        folder: Path | None,
-        *,
-        half: bool | None = None,
-        batch: int = 0,
-        examples: int = 0,
-        tested: int = 0,
-        split: str = "test",
-    ) -> None:
-        found = images.load("toy-images" if small else "cifar-10", folder)
+    def __init__(self, form: Form, *, half: bool | None = None) -> None:
+        small, device = form.small, form.device
+        found = images.load("toy-images" if small else "cifar-10", form.folder)
         count, tests = (SMALL_TRAIN, SMALL_TEST) if small else (len(found.train), len(found.test))
         self.data, self.checksum = found.title, found.checksum
-        self.batch = batch or (SMALL_BATCH if small else self.batch)
+        self.batch = form.batch or (SMALL_BATCH if small else self.batch)
         self.half = device == "cuda" if half is None else half
         self._device, self._small, self._classes = device, small, found.classes
         inner, other = (x.permute(0, 2, 3, 1).contiguous() for x in (found.train[:count], found.test[:tests]))
-        labels, aside = found.train_labels[:count], (other, found.test_labels[:tests])
-        if split == "validation" or examples:
-            chosen, held = cut(count, split, examples)
-            aside = (inner[held], labels[held]) if split == "validation" else aside
-            inner, labels = inner[chosen], labels[chosen]
+        (inner, labels), aside = parted((inner, found.train_labels[:count]), (other, found.test_labels[:tests]), form)
         self._padded, self._labels = F.pad(inner, (0, 0, PAD, PAD, PAD, PAD)).to(device), labels.to(device)
-        self._test = aside[0][: tested or None].to(device), aside[1][: tested or None].to(device)
+        self._test = tuple(x[: form.tested or None].to(device) for x in aside)
         # The same for every seed and method.
-        measured = torch.randperm(len(labels), generator=noise.generator("examples"))[: tested or MOST_MEASURED]
+        measured = torch.randperm(len(labels), generator=noise.generator("examples"))[: form.tested or MOST_MEASURED]
         self._measured = inner[measured].to(device), labels[measured].to(device)
         mean, std = (torch.tensor(values, device=device) for values in (found.mean, found.std))
         self._scale, self._shift = 1 / (255 * std), -mean / std
@@ -221,13 +205,13 @@ class SuperResolution(Examples):
     metrics = MappingProxyType({"test_psnr": "PSNR"})
     last = "6"
 
-    def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 0, **options: Any) -> None:
-        found = images.load("toy-images" if small else "cifar-10", folder)
-        train, test = (pairs(part[:60] if small else part) for part in (found.train, found.test))
+    def __init__(self, form: Form) -> None:
+        found = images.load("toy-images" if form.small else "cifar-10", form.folder)
+        train, test = (pairs(part[:60] if form.small else part) for part in (found.train, found.test))
         # 289 images of 30 × 30 have as many pixels as the script's four of 255 × 255.
-        batch, channels = batch or (10 if small else 289), 8 if small else 64
+        batch, channels = (10, 8) if form.small else (289, 64)
         source, title = (found.title, found.checksum), f"Super-resolution, {found.title}"
-        super().__init__(train, test, device, source, lambda: SubPixel(channels), title, batch=batch, **options)
+        super().__init__(form, train, test, source, lambda: SubPixel(channels), title, batch=batch)
 
     def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
         """Mean squared error of each image."""
