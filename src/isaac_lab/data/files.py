@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any, Literal
 
 
@@ -129,8 +128,8 @@ def _read(values: dict[str, Any]) -> FileSet:
 
 
 _ALL = {name: _read(own) for name, own in tomllib.loads(Path(__file__).with_name("sets.toml").read_text("utf-8")).items()}
-SETS: Mapping[str, FileSet] = MappingProxyType({name: own for name, own in _ALL.items() if own.parcels})
-GENERATED: Mapping[str, FileSet] = MappingProxyType({name: own for name, own in _ALL.items() if not own.parcels})
+SETS: Mapping[str, FileSet] = {name: own for name, own in _ALL.items() if own.parcels}
+GENERATED: Mapping[str, FileSet] = {name: own for name, own in _ALL.items() if not own.parcels}
 #: Sets of grey images, which `sets.load` reads.
 IDX = ("mnist", "fashion-mnist")
 #: Tasks on sentences, which `text.load` reads.

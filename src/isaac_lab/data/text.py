@@ -4,7 +4,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from isaac_lab.data import places
@@ -13,7 +12,7 @@ from isaac_lab.data.files import GENERATED, GLUE, SETS, DataError, md5
 #: Is this a sentence of the language? Do both say the same? How similar is what they say?
 Kind = Literal["acceptability", "paraphrase", "similarity"]
 NAMES = (*GLUE, "toy-cola", "toy-mrpc", "toy-stsb")
-KINDS: Mapping[str, Kind] = MappingProxyType({"cola": "acceptability", "mrpc": "paraphrase", "stsb": "similarity"})
+KINDS: Mapping[str, Kind] = {"cola": "acceptability", "mrpc": "paraphrase", "stsb": "similarity"}
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,11 @@ class TextTask:
 
 #: Whether a line of names comes first, and the columns (from 0) of the sentences and the label. Nothing is quoted: `"` is a
 #: letter like any other.
-FORMATS: Mapping[str, tuple[bool, tuple[int, ...], int]] = MappingProxyType(
-    {"cola": (False, (3,), 1), "mrpc": (True, (3, 4), 0), "stsb": (True, (7, 8), 9)}
-)
+FORMATS: Mapping[str, tuple[bool, tuple[int, ...], int]] = {
+    "cola": (False, (3,), 1),
+    "mrpc": (True, (3, 4), 0),
+    "stsb": (True, (7, 8), 9),
+}
 #: What fills each place of a sentence: qualities, people, actions, animals, spots; each with two words for it.
 SLOTS = tuple(
     tuple(tuple(words.split("/")) for words in slot.split())

@@ -38,7 +38,7 @@ class GPT(nn.Module):
         self.dropout = dropout
         self.blocks = nn.Sequential(*(_Block(width, heads, dropout) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters, bias=False)
-        self.register_buffer("places", torch.arange(context), persistent=False)
+        self.places = nn.Buffer(torch.arange(context), persistent=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 # What is added to the stream of residuals is smaller the more of it there is.

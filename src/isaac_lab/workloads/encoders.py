@@ -69,7 +69,8 @@ def encoder(source: str) -> Encoder:
         raise
     # Those who read weights and tokenizers have errors of their own.
     except Exception as error:
-        raise EncoderError(f"{source!r} cannot be read ({_first_line(error)}): {WANTED}") from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise EncoderError(f"{source!r} cannot be read ({reason}): {WANTED}") from None
     if tokenizer.pad_token is None:
         raise EncoderError(f"{source!r} has a tokenizer without a padding token: {WANTED}")
     weights = _checksum(folder)
@@ -157,10 +158,5 @@ def _checksum(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

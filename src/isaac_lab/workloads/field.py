@@ -24,11 +24,9 @@ FREQUENCY = 30.0
 class FourierFeatures(nn.Module):
     """Sines and cosines of so many random frequencies with this standard deviation."""
 
-    frequencies: Tensor
-
     def __init__(self, features: int, spread: float) -> None:
         super().__init__()
-        self.register_buffer("frequencies", torch.randn(2, features) * spread)
+        self.frequencies = nn.Buffer(torch.randn(2, features) * spread)
 
     def forward(self, places: Tensor) -> Tensor:
         """Of places in the unit square."""

@@ -40,7 +40,7 @@ class DeepONet(nn.Module):
         self.branch = nn.Sequential(nn.Linear(POINTS, width), nn.ReLU(), nn.Linear(width, width))
         self.trunk = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
         self.bias = nn.Parameter(torch.zeros(()))
-        self.register_buffer("places", torch.linspace(0, 1, POINTS)[:, None])
+        self.places = nn.Buffer(torch.linspace(0, 1, POINTS)[:, None])
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.xavier_normal_(layer.weight)
@@ -84,13 +84,11 @@ def moons(count: int, name: str) -> Tensor:
 class RealNVP(nn.Module):
     """Couplings, each of which moves one coordinate by what two networks say of the other."""
 
-    kept: Tensor
-
     def __init__(self, width: int = 256, couplings: int = 6) -> None:
         super().__init__()
         self.scales = nn.ModuleList(nn.Sequential(_coupling(width), nn.Tanh()) for _ in range(couplings))
         self.shifts = nn.ModuleList(_coupling(width) for _ in range(couplings))
-        self.register_buffer("kept", torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(-(-couplings // 2), 1)[:couplings])
+        self.kept = nn.Buffer(torch.eye(2).repeat(-(-couplings // 2), 1)[:couplings])
 
     def forward(self, points: Tensor) -> Tensor:
         """Minus the logarithm of the density at each point."""

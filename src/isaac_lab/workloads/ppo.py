@@ -54,27 +54,15 @@ def _network(outputs: int, last: float) -> nn.Sequential:
 class Player(nn.Module):
     """Actor and critic, so many carts, and what happened in the last round of so many steps."""
 
-    state: Tensor
-    clock: Tensor
-    #: Of each step and cart: the logarithm of the chance of what was done, the critic's value, the advantage, what was
-    #: seen, and whether the push was to the right.
-    chance: Tensor
-    value: Tensor
-    advantage: Tensor
-    seen: Tensor
-    right: Tensor
-
     def __init__(self, length: int, carts: int) -> None:
         super().__init__()
-        self.actor: nn.Module = _network(2, 0.01)
-        self.critic: nn.Module = _network(1, 1.0)
-        self.register_buffer("state", (2 * torch.rand(carts, STATE) - 1) * START)
-        self.register_buffer("clock", torch.zeros(carts))
-        shape = length, carts
-        for name in ("chance", "value", "advantage"):
-            self.register_buffer(name, torch.zeros(shape))
-        self.register_buffer("seen", torch.zeros(*shape, STATE))
-        self.register_buffer("right", torch.zeros(shape, dtype=torch.bool))
+        self.actor, self.critic = _network(2, 0.01), _network(1, 1.0)
+        self.state, self.clock = nn.Buffer((2 * torch.rand(carts, STATE) - 1) * START), nn.Buffer(torch.zeros(carts))
+        # Of each step and cart: the logarithm of the chance of what was done, the critic's value, the advantage, what was
+        # seen, and whether the push was to the right.
+        self.chance, self.value, self.advantage = (nn.Buffer(torch.zeros(length, carts)) for _ in range(3))
+        self.seen = nn.Buffer(torch.zeros(length, carts, STATE))
+        self.right = nn.Buffer(torch.zeros(length, carts, dtype=torch.bool))
 
     @torch.no_grad()
     def play(self, numbers: Tensor) -> None:
