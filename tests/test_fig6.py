@@ -22,7 +22,6 @@ from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.data import images
 from isaac_lab.executors import Call
-from isaac_lab.models import ResNet18
 from isaac_lab.record import Record, Store
 from isaac_lab.report import larger, paper
 from isaac_lab.studies.calls import Means
@@ -36,7 +35,7 @@ from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Form, _load, load
 from isaac_lab.workloads import resnet
-from isaac_lab.workloads.resnet import PAD, ResNet, crops
+from isaac_lab.workloads.resnet import PAD, ResNet, ResNet18, crops
 
 app = typer.Typer()
 app.command()(reproduce)

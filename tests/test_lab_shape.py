@@ -63,7 +63,7 @@ for one in ones:
 def test_one_file_writes_records_and_one_trains_them() -> None:
     """Steps that are benchmarked, which keep no records of this kind, are named here."""
     stepping = {path.relative_to(LAB).as_posix() for path in FILES if "optimizer.step()" in path.read_text(encoding="utf-8")}
-    assert stepping <= {"methods/__init__.py", "networks.py", "bench/steps.py", "bench/models.py"}
+    assert stepping <= {"methods/__init__.py", "networks.py", "bench/steps.py"}
     stores = {path.name for path in FILES if 'trials.jsonl"\n' in path.read_text(encoding="utf-8")}
     assert stores == {"record.py"}
 

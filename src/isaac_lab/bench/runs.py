@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,9 +10,8 @@ import torch
 
 import isaac_newton
 from isaac_lab.bench import counting, memory, timing
-from isaac_lab.bench.models import MODEL_METHODS, models
-from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, panel, resnet
-from isaac_lab.bench.steps import BASELINE, GRID_METHODS, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
+from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, models, panel, resnet
+from isaac_lab.bench.steps import BASELINE, GRID_METHODS, LEARNING_RATE, METHODS, MODEL_METHODS, SHAPE_METHODS, Method
 from isaac_lab.products import float32_products, threads
 from isaac_lab.records import origin
 
@@ -51,10 +49,6 @@ class Mode:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def active(self) -> AbstractContextManager[None]:
-        """Compute with this mode's threads, afterwards with as many as before."""
-        return threads(self.threads)
-
     def prepare(
         self, problem: Problem, methods: Mapping[str, Method], damping: float
     ) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
@@ -87,10 +81,10 @@ class Plan:
     """
 
     device: str = "cpu"
-    threads: int = 1
-    rounds: int = 20
     models: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+    threads: int = 1
+    rounds: int = 20
     damping: float = 1.0
     memory: bool = True
     budget: float = 60.0
@@ -99,24 +93,13 @@ class Plan:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """How every step is executed."""
-        if self.device == "cpu":
-            return (Mode("cpu", self.threads),)
-        if not torch.cuda.is_available():
-            raise ValueError("this machine has no CUDA device that torch can use; use --device cpu")
-        return Mode(self.device, self.threads), Mode(self.device, self.threads, captured=True)
+        return tuple(
+            Mode(self.device, self.threads, captured) for captured in ((False,) if self.device == "cpu" else (False, True))
+        )
 
     def chosen(self, known: Mapping[str, Method]) -> dict[str, Method]:
         """Of these methods those that are named, in their order, and the plain gradient."""
         return {name: known[name] for name in known if name in (BASELINE, *(self.methods or known))}
-
-
-def choose(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """The names in a comma-separated list, in the order of `known`; all of them for an empty list."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"unknown {what} {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-    return tuple(name for name in known if name in names) if names else tuple(known)
 
 
 def named(kind: str, device: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -226,7 +209,7 @@ def _options(names: Sequence[str], methods: Mapping[str, Method]) -> str:
 def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Plan, limit: float = math.inf) -> Record:
     """Every method on one problem: raw times of each round, and their summary."""
     plan.say(problem.title)
-    with mode.active():
+    with threads(mode.threads):
         steps, skipped = mode.prepare(problem, methods, plan.damping)
         if BASELINE not in steps:
             raise RuntimeError(f"the plain step of {problem.title} {skipped[BASELINE]}")
@@ -243,7 +226,7 @@ def _add_work(problem: Problem, case: Record, mode: Mode, plan: Plan) -> None:
     timed = {method["name"]: method for method in case["methods"] if "skipped" not in method}
     if mode.device != "cuda":
         return
-    with mode.active():
+    with threads(mode.threads):
         steps, _ = mode.prepare(problem, {name: MODEL_METHODS[name] for name in timed}, plan.damping)
         for step in steps.values():
             for _ in range(timing.WARM_UP + 1):

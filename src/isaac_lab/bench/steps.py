@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -25,8 +24,8 @@ Method: TypeAlias = Callable[[nn.Module, nn.Module, float], Step]
 #: What every ratio is relative to.
 BASELINE = "gradient"
 
-#: Small, so that thousands of steps on one batch leave the size of the activations about as it was.
-LEARNING_RATE = 0.001
+#: Small, so that thousands of steps on one batch leave the size of the activations about as it was; of SGD, and of AdamW.
+LEARNING_RATE, ADAMW_RATE = 0.001, 1e-5
 
 
 def _descent(model: nn.Module, loss_fn: nn.Module, backward: Callable[[Tensor, Tensor], object]) -> Step:
@@ -130,31 +129,63 @@ def stacked(model: nn.Module, loss_fn: nn.Module, damping: float, *, inputs: boo
     return step
 
 
+def with_adamw(**options: Any) -> Method:
+    """A step as in real training, attached with these options unless there are none."""
+
+    def method(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
+        if options:
+            isaac.attach(model, **{"damping": isaac.Relative(0.1), **options})
+        on_gpu = next(model.parameters()).is_cuda
+        optimizer = torch.optim.AdamW(model.parameters(), lr=ADAMW_RATE, fused=on_gpu)
+        half = on_gpu and not isinstance(model, nn.Sequential)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+                loss: Tensor = loss_fn(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss
+
+        return step
+
+    return method
+
+
 #: The columns of the paper's Table 2; "paper" and "zeta_star" compute the same.
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {BASELINE: gradient, "paper": paper, "zeta_star": attached(), "zeta": zeta, "kfac": kfac}
-)
+METHODS: Mapping[str, Method] = {
+    BASELINE: gradient,
+    "paper": paper,
+    "zeta_star": attached(),
+    "zeta": zeta,
+    "kfac": kfac,
+}
 
 #: What is compared for each of the other shapes.
-SHAPE_METHODS: Mapping[str, Mapping[str, Method]] = MappingProxyType(
-    {
-        "encoder": {
-            BASELINE: gradient,
-            "zeta_star reduce": attached(sharing="reduce"),
-            "zeta_star expand": attached(sharing="expand"),
-        },
-        "resnet18": {
-            BASELINE: gradient,
-            "zeta_star last layer": attached(layers="fc"),
-            "zeta_star reduce": attached(sharing="reduce"),
-        },
-    }
-)
+SHAPE_METHODS: Mapping[str, Mapping[str, Method]] = {
+    "encoder": {
+        BASELINE: gradient,
+        "zeta_star reduce": attached(sharing="reduce"),
+        "zeta_star expand": attached(sharing="expand"),
+    },
+    "resnet18": {
+        BASELINE: gradient,
+        "zeta_star last layer": attached(layers="fc"),
+        "zeta_star reduce": attached(sharing="reduce"),
+    },
+}
 #: What is compared for many networks at once.
-GRID_METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        BASELINE: partial(stacked, inputs=False, outputs=False),
-        "zeta_star": partial(stacked, inputs=True, outputs=False),
-        "zeta": partial(stacked, inputs=True, outputs=True),
-    }
-)
+GRID_METHODS: Mapping[str, Method] = {
+    BASELINE: partial(stacked, inputs=False, outputs=False),
+    "zeta_star": partial(stacked, inputs=True, outputs=False),
+    "zeta": partial(stacked, inputs=True, outputs=True),
+}
+#: Options as a user would set them; λ is a tenth of the mean eigenvalue, but for what `attach(model)` does by itself.
+MODEL_METHODS: Mapping[str, Method] = {
+    BASELINE: with_adamw(),
+    "auto": with_adamw(damping="auto"),
+    "expand": with_adamw(sharing="expand"),
+    "reduce": with_adamw(sharing="reduce"),
+    "max_rows=64": with_adamw(max_rows=64),
+    "max_rows=256": with_adamw(max_rows=256),
+}

@@ -1,8 +1,10 @@
 """The paper's fully connected networks: a classifier and the auto-encoder, on MNIST, Fashion-MNIST or the digits."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,13 +14,24 @@ from torch.nn import functional as F
 import isaac_newton as isaac
 from isaac_lab import noise
 from isaac_lab.data import sets
-from isaac_lab.models import AUTOENCODER, relu_layers
 from isaac_lab.trial import TrialError
 from isaac_lab.workload import Form, Workload, registered
 from isaac_lab.workloads.examples import MOST_MEASURED, parted
 
 #: Numbers that an evaluation computes at once in each layer.
 EVALUATED_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
+#: Layer sizes of the paper's auto-encoder, which is that of Botev et al. (2017).
+AUTOENCODER = (784, 1000, 500, 30, 500, 1000, 784)
+
+
+def relu_layers(sizes: Sequence[int]) -> nn.Sequential:
+    """The paper's fully connected networks: linear layers from each size to the next, fc1, fc2, …, with ReLU between them."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
+        layers[f"fc{number}"] = nn.Linear(fan_in, fan_out)
+        if number < len(sizes) - 1:
+            layers[f"relu{number}"] = nn.ReLU()
+    return nn.Sequential(layers)
 
 
 class Network(Workload):

@@ -1,6 +1,7 @@
 """Networks on CIFAR-10: ResNet-18 as in Figure 6, a small vision transformer, and super-resolution."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from types import MappingProxyType
 
 import torch
@@ -10,7 +11,6 @@ from torch.nn import functional as F
 
 from isaac_lab import noise
 from isaac_lab.data import images
-from isaac_lab.models import ResNet18
 from isaac_lab.workload import HALF, Form, registered
 from isaac_lab.workloads.examples import Examples, Measured, decibels, parted
 
@@ -27,6 +27,43 @@ SMALL_WIDTH, SMALL_BATCH, SMALL_TRAIN, SMALL_TEST = 8, 10, 60, 50
 FACTOR, SIDE = 3, 30
 #: Of red, green and blue in the brightness.
 BRIGHTNESS = (0.299, 0.587, 0.114)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 for images of 32 × 32: a 3 × 3 stem and no pooling before the first of four stages; each doubles the width."""
+
+    def __init__(self, *, classes: int = 10, width: int = 64) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        channels = [width, width, 2 * width, 4 * width, 8 * width]
+        blocks: list[nn.Module] = []
+        for before, after in pairwise(channels):
+            blocks += [_Block(before, after, stride=1 if before == after else 2), _Block(after, after, stride=1)]
+        self.blocks = nn.Sequential(*blocks)
+        self.fc = nn.Linear(channels[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (batch, classes) of images (batch, 3, height, width)."""
+        logits: Tensor = self.fc(self.blocks(self.stem(images)).mean((2, 3)))
+        return logits
+
+
+class _Block(nn.Module):
+    """Two 3 × 3 convolutions beside a shortcut."""
+
+    def __init__(self, before: int, after: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(after)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual: Tensor = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(residual + self.shortcut(x))
 
 
 @registered(NAME, "batch", "examples", "tested", "split")
