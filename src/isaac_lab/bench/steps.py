@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import isaac_newton as isaac
 from isaac_lab.methods.kfac import Kfac
-from isaac_lab.methods.optimizers import StackedSGD
+from isaac_lab.methods.optimizers import per_copy
 from isaac_lab.noise import GivenNormal, GivenUniform
 from isaac_lab.trial import Trial
 
@@ -116,7 +116,7 @@ def stacked(model: nn.Module, loss_fn: nn.Module, damping: float, *, inputs: boo
     """All networks of a list at once, as an ensemble, with a damping of the inputs, of the outputs, or none."""
     given, drawn = damping if inputs else math.inf, damping if outputs else math.inf
     ensemble = isaac.Ensemble(list(model.children()), damping=given, output_damping=drawn)
-    optimizer = StackedSGD(ensemble, [LEARNING_RATE] * ensemble.copies)
+    optimizer = per_copy("sgd", ensemble, LEARNING_RATE)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
