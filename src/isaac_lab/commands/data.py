@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from isaac_lab.commands.training import say
-from isaac_lab.data import download, places
+from isaac_lab.data import download, files
 from isaac_lab.data.files import GENERATED, GLUE, SETS, DataError, Parcel, contents
 from isaac_lab.report.tables import Table, table
 
@@ -64,7 +64,7 @@ def fetch(
     """Download the files and check them; those that are there and right stay as they are."""
     if source is not None and not source.startswith(("http://", "https://")):
         raise typer.BadParameter(f"must begin with http:// or https://, got {source!r}", param_hint="'--from'")
-    folder = places.cache() if to is None else to.expanduser()
+    folder = files.cache() if to is None else to.expanduser()
     console = Console()
     columns = (TextColumn("{task.description:<41}"), BarColumn(bar_width=12), DownloadColumn(), TimeRemainingColumn())
     live = console.is_terminal and not console.is_dumb_terminal
@@ -112,7 +112,7 @@ def verify(
     looked_at = _places(data)[: 1 if data else None]
     good = True
     for each in names(name):
-        found = [(place, directory) for place in looked_at if (directory := places.find(each, place))]
+        found = [(place, directory) for place in looked_at if (directory := files.find(each, place))]
         if not found:
             good = good and name == "all"
             say(console, f"{each}: not found; isaac-newton data fetch {each} downloads it")
@@ -122,7 +122,7 @@ def verify(
             console.print(shown.terminal())
             if problems:
                 good = False
-                say(console, *problems, places.remedy(each, place))
+                say(console, *problems, files.remedy(each, place))
     if not good:
         raise typer.Exit(1)
 
@@ -132,7 +132,7 @@ def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
     rows: list[list[str]] = []
     problems: list[str] = []
     for file in SETS[name].files:
-        path, state = places.path(directory, file), "OK"
+        path, state = files.path(directory, file), "OK"
         if path is None:
             rows.append([file.name, "", "**missing**"])
             problems.append(f"{directory / file.name} is missing, and so is {file.name}.gz")
@@ -146,17 +146,17 @@ def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
     return table(("File", "Bytes", "State"), rows, ("File", "State")), problems
 
 
-def _places(data: Path | None) -> list[places.Place]:
+def _places(data: Path | None) -> list[files.Place]:
     try:
-        return places.places(data)
+        return files.places(data)
     except DataError as error:
         raise typer.BadParameter(str(error)) from None
 
 
-def _state(name: str, looked_at: list[places.Place]) -> str:
+def _state(name: str, looked_at: list[files.Place]) -> str:
     for place in looked_at:
-        if directory := places.find(name, place):
-            lacking = places.missing(name, directory)
+        if directory := files.find(name, place):
+            lacking = files.missing(name, directory)
             count = f"{len(lacking)} of {len(SETS[name].files)}"
             return f"incomplete, {count} missing: isaac-newton data fetch {name}" if lacking else place.origin
     return f"isaac-newton data fetch {name}"

@@ -12,8 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from isaac_lab.data import places
-from isaac_lab.data.files import DataError, FileSet, Parcel, check, contents, unpack
+from isaac_lab.data.files import DataError, FileSet, Parcel, check, contents, path, unpack
 from isaac_lab.records import write_whole
 
 #: Seconds without a byte after which the next mirror is asked.
@@ -39,8 +38,8 @@ def fetch(
     wanted = list(parcel.files)
     for file in parcel.files:
         with contextlib.suppress(DataError):
-            if path := places.path(directory, file):
-                contents(path, file)
+            if there := path(directory, file):
+                contents(there, file)
                 wanted.remove(file)
     if not wanted:
         return None

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_lab.data.files import DataError, of_sklearn
-from isaac_lab.data.places import places
+from isaac_lab.data.files import DataError, of_sklearn, places
 from isaac_lab.records import installed
 from isaac_lab.trial import TrialError
 

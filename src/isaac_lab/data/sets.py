@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from isaac_lab.data import places
-from isaac_lab.data.files import IDX, SETS, md5, of_sklearn
+from isaac_lab.data.files import IDX, SETS, md5, of_sklearn, read
 from isaac_lab.data.files import DataError as DataError
 
 DIGITS = "digits"
@@ -33,12 +32,12 @@ class Dataset:
 
 
 def load(name: str, folder: Path | None = None) -> Dataset:
-    """One of `NAMES`, read as `places.read` does; the digits need no files."""
+    """One of `NAMES`, read as `files.read` does; the digits need no files."""
     if name == DIGITS:
         return _digits()
     if name not in IDX:
         raise DataError(f"there is no data set {name!r}; there are {', '.join(NAMES)}")
-    train, train_labels, test, test_labels = map(decode, places.read(name, folder))
+    train, train_labels, test, test_labels = map(decode, read(name, folder))
     images = (values.flatten(1).to(torch.float32).div_(BRIGHTEST) for values in (train, test))
     return Dataset(
         name, next(images), train_labels.long(), next(images), test_labels.long(), classes=CLASSES, checksum=SETS[name].checksum

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_lab.data import places
-from isaac_lab.data.files import SETS, DataError, md5, of_sklearn
+from isaac_lab.data.files import SETS, DataError, md5, of_sklearn, read
 
 DIAMONDS, DIABETES = "diamonds", "diabetes"
 NAMES = (DIAMONDS, DIABETES)
@@ -35,12 +34,12 @@ class Columns:
 
 
 def load(name: str, folder: Path | None = None) -> Columns:
-    """One of `NAMES`, read as `places.read` does; diabetes needs no file."""
+    """One of `NAMES`, read as `files.read` does; diabetes needs no file."""
     if name == DIABETES:
         return _diabetes()
     if name != DIAMONDS:
         raise DataError(f"there is no table {name!r}; there are {', '.join(NAMES)}")
-    (content,) = places.read(name, folder)
+    (content,) = read(name, folder)
     names, *lines = list(csv.reader(io.StringIO(content.decode())))
     columns = dict(zip(names, zip(*lines, strict=True), strict=True))
     # The logarithm: prices span two powers of ten.

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from isaac_lab.data import places
-from isaac_lab.data.files import GENERATED, GLUE, SETS, DataError, md5
+from isaac_lab.data.files import GENERATED, GLUE, SETS, DataError, md5, read
 
 #: Is this a sentence of the language? Do both say the same? How similar is what they say?
 Kind = Literal["acceptability", "paraphrase", "similarity"]
@@ -77,11 +76,11 @@ Meaning = tuple[int, ...]
 
 
 def load(name: str, folder: Path | None = None) -> TextTask:
-    """One of `NAMES`, read as `places.read` does, or generated."""
+    """One of `NAMES`, read as `files.read` does, or generated."""
     if name not in NAMES:
         raise DataError(f"there is no task on sentences {name!r}; there are {', '.join(NAMES)}")
     if name not in GENERATED:
-        train, dev = (_parse(content, name) for content in places.read(name, folder))
+        train, dev = (_parse(content, name) for content in read(name, folder))
         return TextTask(name, SETS[name].title, KINDS[name], train, dev, SETS[name].checksum)
     made, kind = GENERATED[name], KINDS[name.removeprefix("toy-")]
     rows = generate(kind, sum(made.examples))

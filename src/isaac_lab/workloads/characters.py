@@ -74,9 +74,9 @@ class _Block(nn.Module):
 
 
 class CharacterLSTM(nn.Module):
-    """Embedding, LSTMs one after the other, and a linear layer; each window begins with a state of zeros."""
+    """Embedding, LSTMs one after the other, and a linear layer; each window, of any length, begins with a state of zeros."""
 
-    def __init__(self, characters: int, *, embedded: int, width: int, layers: int) -> None:
+    def __init__(self, characters: int, *, embedded: int, width: int, layers: int, context: int) -> None:
         super().__init__()
         self.characters = nn.Embedding(characters, embedded)
         self.lstm = nn.LSTM(embedded, width, layers, batch_first=True)
@@ -90,7 +90,7 @@ class CharacterLSTM(nn.Module):
 
 
 class Characters(Measured):
-    """Cross-entropy of the next character, by a GPT of this shape, in windows of `context` characters.
+    """Cross-entropy of the next character, by a network of this shape, in windows of `context` characters.
 
     The end of the text is for tests. With the split "validation" the end of the training text stands in its place. A loss is
     measured on so many windows at most. The title may name what is in the shape.
@@ -100,7 +100,9 @@ class Characters(Measured):
     last = "head"
     at_once = 128
 
-    def __init__(self, form: Form, title: str, *, batch: int, measured: int = MOST_MEASURED, **shape: Any) -> None:
+    def __init__(
+        self, form: Form, title: str, network: type[nn.Module], *, batch: int, measured: int = MOST_MEASURED, **shape: Any
+    ) -> None:
         text, device = shakespeare.load()[: EXCERPT if form.small else None], form.device
         self.title, self.checksum = f"{title.format(**shape)}, Shakespeare", shakespeare.FILE.md5
         self.data = "Shakespeare, first 100,000 characters" if form.small else "Shakespeare"
@@ -109,7 +111,8 @@ class Characters(Measured):
         number = {character: place for place, character in enumerate(self.alphabet)}
         self.text = torch.tensor([number[character] for character in text]).to(device)
         self.trained, batch, measured = int(TRAINED * len(text)), form.batch or batch, form.tested or measured
-        self.batch, self.context, self._shape, self._device = batch, shape["context"], shape, device
+        self.batch, self.context, self._device = batch, shape["context"], device
+        self._network, self._shape = network, shape
         self._windows = (self.trained - self.context) // self.context
         self.steps = self._windows // batch
         # Windows to measure on are the same for every seed and method; those for validation are its first.
@@ -119,8 +122,8 @@ class Characters(Measured):
         self._test = ((self.trained + tested * self.context).to(device),)
 
     def build(self) -> nn.Module:
-        """The transformer."""
-        return GPT(len(self.alphabet), **self._shape)
+        """The network, with initial weights of its own."""
+        return self._network(len(self.alphabet), **self._shape)
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Windows side by side from a new first character on, in a new order; the rest that fills no batch is left out."""
@@ -143,25 +146,12 @@ class Characters(Measured):
         return {name: value.double() / self.context for name, value in found.items()}
 
     def hidden(self, model: nn.Module) -> list[Tensor]:
-        """The matrices of the blocks."""
-        blocks = model.get_submodule("blocks")
-        return [layer.weight for layer in blocks.modules() if isinstance(layer, nn.Linear)]
+        """The matrices of the blocks, or of the LSTMs."""
+        return [own for name, own in model.named_parameters() if own.dim() == 2 and name.startswith(("blocks.", "lstm."))]
 
     def _cut(self, starts: Tensor) -> tuple[Tensor, Tensor]:
         windows = self.text[starts[:, None] + torch.arange(self.context + 1, device=self._device)]
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-
-
-class Recurrent(Characters):
-    """The same by LSTMs."""
-
-    def build(self) -> nn.Module:
-        """The LSTMs, with torch's own initial weights."""
-        return CharacterLSTM(len(self.alphabet), **{name: size for name, size in self._shape.items() if name != "context"})
-
-    def hidden(self, model: nn.Module) -> list[Tensor]:
-        """The matrices of the LSTMs."""
-        return [parameter for name, parameter in model.named_parameters() if name.startswith("lstm.weight")]
 
 
 @registered("char-gpt")
@@ -169,7 +159,7 @@ def char_gpt(form: Form) -> Characters:
     """4 layers × 256, or 2 × 64."""
     shape = {"layers": 4, "width": 256, "heads": 4, "context": 128, "batch": 32}
     few = {"layers": 2, "width": 64, "heads": 4, "context": 32, "batch": 8, "measured": 64}
-    return Characters(form, "Character GPT {layers} × {width}", **(few if form.small else shape))
+    return Characters(form, "Character GPT {layers} × {width}", GPT, **(few if form.small else shape))
 
 
 @registered("nano-gpt", "batch", "context", "depth", "width", "tested", "split")
@@ -178,7 +168,7 @@ def nano_gpt(form: Form, *, depth: int = 0, **variant: Any) -> Characters:
     shape = {"layers": 6, "width": 384, "heads": 6, "context": 256, "batch": 64, "dropout": 0.2, "tied": True}
     shape |= {"layers": 2, "width": 48, "context": 32, "batch": 8} if form.small else {}
     variant |= {"layers": depth} if depth else {}
-    return Characters(form, "Character GPT {layers} × {width} of nanoGPT", **shape | variant)
+    return Characters(form, "Character GPT {layers} × {width} of nanoGPT", GPT, **shape | variant)
 
 
 @registered("char-lstm", "batch", "tested", "split")
@@ -186,4 +176,4 @@ def char_lstm(form: Form) -> Characters:
     """Two LSTMs of 128 units, or of 16."""
     shape = {"embedded": 64, "width": 128, "layers": 2, "context": 50, "batch": 50}
     few = {"embedded": 8, "width": 16, "layers": 2, "context": 20, "batch": 8}
-    return Recurrent(form, "LSTM 2 × {width} of torch-rnn", **(few if form.small else shape))
+    return Characters(form, "LSTM 2 × {width} of torch-rnn", CharacterLSTM, **(few if form.small else shape))

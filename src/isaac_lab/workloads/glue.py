@@ -81,7 +81,10 @@ class Glue(Workload):
     batch = 8
 
     def __init__(self, task: TextTask, base: Encoder, form: Form) -> None:
-        task, device = _held_out(task) if form.split == "validation" else task, form.device
+        device = form.device
+        if form.split == "validation":
+            train, dev = (task.train.of(numbers.tolist()) for numbers in cut(len(task.train), "validation"))
+            task = replace(task, train=train, dev=dev)
         self.batch = self.batch if form.batch is None else form.batch
         self.title = f"{base.name} on {task.title}"
         self.data, self.checksum, self.network, self.weights = task.title, task.checksum, base.name, base.weights
@@ -170,12 +173,6 @@ class FixedLength(Glue):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Nothing is learned from text that was cut anywhere."""
         raise NotImplementedError(f"{self.title} is for the time of a step only")
-
-
-def _held_out(task: TextTask) -> TextTask:
-    """The task with a part of its training examples in place of dev."""
-    train, dev = (task.train.of(numbers.tolist()) for numbers in cut(len(task.train), "validation"))
-    return replace(task, train=train, dev=dev)
 
 
 def _made(kind: type[Glue], name: str, form: Form) -> Workload:
