@@ -192,7 +192,7 @@ def test_the_last_layer_alone_is_conditioned(workload: ResNet) -> None:
         methods.prepare(trial_of(conditioning), workload, model).step(*next(iter(workload.batches(0, 0))))
         gradients[conditioning] = {name: weight.grad for name, weight in model.named_parameters()}
     changed = {name for name, plain in gradients["none"].items() if not torch.equal(plain, gradients["last"][name])}
-    assert changed == {f"{workload.last}.weight"}
+    assert changed == {f"{methods.last_layer(workload.model(0))}.weight"}
 
 
 def test_bfloat16_is_a_switch_and_said_in_the_record(shrunk: pytest.MonkeyPatch, workload: ResNet) -> None:

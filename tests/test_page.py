@@ -21,7 +21,7 @@ from isaac_lab.charts import figure as drawn
 from isaac_lab.charts import heat, lines
 from isaac_lab.charts.figure import Chart
 from isaac_lab.claims.evidence import Evidence, Verdict
-from isaac_lab.commands.report import report
+from isaac_lab.commands.records import report
 from isaac_lab.record import FORMAT, Store
 from isaac_lab.report import headline
 from isaac_lab.report import page as building

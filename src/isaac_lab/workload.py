@@ -62,7 +62,6 @@ class Workload(abc.ABC):
     flat: bool = False
     #: From what K-FAC draws labels where the workload is no such chain, but all of its layers are linear and see rows.
     drawn: "isaac.Likelihood | None" = None
-    last: str  # name of the last layer
     #: What the variant `model` must say, and the SHA-256 of pre-trained weights; "" where the workload alone decides.
     network: str = ""
     weights: str = ""

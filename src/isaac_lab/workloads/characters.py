@@ -97,7 +97,6 @@ class Characters(Measured):
     """
 
     metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
-    last = "head"
     at_once = 128
 
     def __init__(

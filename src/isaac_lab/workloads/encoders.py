@@ -42,7 +42,6 @@ class Encoder:
     tokenizer: Any
     #: Takes the number of outputs; returns the network with a new, random head (and random weights, if they are).
     build: Callable[[int], nn.Module]
-    last: str  # name of the last layer
 
 
 @cache
@@ -64,7 +63,7 @@ def encoder(source: str) -> Encoder:
             tokenizer = library.AutoTokenizer.from_pretrained(place)
             # Of a name on the hub, the folder that it was downloaded to.
             folder = path if local else Path(library.utils.cached_file(place, "config.json")).parent
-            last = [name for name, layer in auto.from_pretrained(place).named_modules() if isinstance(layer, nn.Linear)][-1]
+            auto.from_pretrained(place)
     except EncoderError:
         raise
     # Those who read weights and tokenizers have errors of their own.
@@ -80,7 +79,7 @@ def encoder(source: str) -> Encoder:
             made: nn.Module = auto.from_pretrained(folder, num_labels=outputs)
         return made.float()
 
-    return Encoder(KNOWN.get(weights) or (path.resolve() if local else path).name, weights, tokenizer, build, last)
+    return Encoder(KNOWN.get(weights) or (path.resolve() if local else path).name, weights, tokenizer, build)
 
 
 @cache
@@ -115,7 +114,7 @@ def tiny() -> Encoder:
         made: nn.Module = library.AutoModelForSequenceClassification.from_config(config)
         return made
 
-    return Encoder(TINY, "", tokenizer, build, "classifier")
+    return Encoder(TINY, "", tokenizer, build)
 
 
 WANTED = (

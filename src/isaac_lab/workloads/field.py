@@ -96,7 +96,6 @@ class Field(Examples):
         title, self.most_measured = f"{TITLES[network]}, {source[0]}", side**2
         super().__init__(form, fitted, between, source, partial(network, **shape), title, batch=batch)
         self._places, self.original = fitted[0].to(form.device), encoded(fitted[1])
-        self.last = [name for name, layer in self.model(0).named_modules() if isinstance(layer, nn.Linear)][-1]
 
     def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
         """The squared error of a pixel, the mean of its colours."""

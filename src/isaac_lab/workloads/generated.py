@@ -57,7 +57,6 @@ class Antiderivative(Examples):
     """DeepONet's first example: squared error at all points, and the relative error of a function; all are one batch."""
 
     metrics = MappingProxyType({"test_error": "Relative error"})
-    last = "trunk.2"
 
     def __init__(self, form: Form) -> None:
         width, examples, tested = (8, 20, 30) if form.small else (40, 150, 1000)
@@ -109,8 +108,6 @@ def _coupling(width: int) -> nn.Sequential:
 @registered("real-nvp", "examples", "tested", "split")
 class Moons(Examples):
     """Minus the logarithm of the density, in nats; an epoch has as many points as the 5,001 steps of the script draw."""
-
-    last = "shifts.5.4"
 
     def __init__(self, form: Form) -> None:
         count, tested, batch, width = (400, 100, 20, 16) if form.small else (100 * 5001, 10_000, 100, 256)
@@ -173,8 +170,6 @@ class _Block(nn.Module):
 @registered("adding-tcn", "length", "depth", "examples", "tested", "split")
 class Adding(Examples):
     """The adding problem: squared error of the sum of the two numbers that are marked in a row of `length`."""
-
-    last = "head"
 
     def __init__(self, form: Form, *, length: int = 0, depth: int = 0) -> None:
         usual = (20, 2, 6, 500, 100) if form.small else (400, 8, 30, 50_000, 1_000)

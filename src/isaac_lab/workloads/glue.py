@@ -88,7 +88,7 @@ class Glue(Workload):
         self.batch = self.batch if form.batch is None else form.batch
         self.title = f"{base.name} on {task.title}"
         self.data, self.checksum, self.network, self.weights = task.title, task.checksum, base.name, base.weights
-        self.last, self.task = base.last, task
+        self.task = task
         self.metrics, self._scored = METRICS[task.kind], task.kind == "similarity"
         self._base, self._device = base, device
         self.tensor_cores = device == "cuda"

@@ -40,7 +40,6 @@ class MnistCNN(Examples):
 
     criterion = staticmethod(F.cross_entropy)
     metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
-    last = "fc2"
 
     def __init__(self, form: Form, *, channels: int = 0, data: str = "mnist") -> None:
         if data not in MOMENTS:
@@ -74,7 +73,6 @@ class MnistVAE(Examples):
     """That of pytorch/examples: minus the evidence lower bound of an image."""
 
     metrics = MappingProxyType({"test_reconstruction": "Test cross-entropy"})
-    last = "fc4"
 
     def __init__(self, form: Form) -> None:
         data = sets.load("digits" if form.small else "mnist", form.folder)
@@ -122,7 +120,6 @@ class DeepAutoencoder(Examples):
         data = sets.load("digits" if form.small else "mnist", form.folder)
         down = (data.train_images.shape[1], *(size // (8 if form.small else 1) for size in SIZES[1:-1]), SIZES[-1])
         sizes = (*down, *down[-2::-1])
-        self.last = str(2 * len(sizes) - 5)
         train, test, source = (data.train_images,), (data.test_images,), (data.name, data.checksum)
         title = f"Auto-encoder {'-'.join(map(str, down))} with tanh, {data.name}"
         super().__init__(form, train, test, source, lambda: _deep(sizes), title, batch=100)

@@ -72,7 +72,7 @@ class Network(Workload):
         measured = shuffled[shuffled < len(inputs)][:MOST_MEASURED].to(device)
         self.measured = self.inputs[measured], self.targets[measured]
         self.sizes = (inputs.shape[1], *hidden, inputs.shape[1] if reconstructs else data.classes)
-        self.steps, self.last = len(self.inputs) // batch, f"fc{len(self.sizes) - 1}"
+        self.steps = len(self.inputs) // batch
         self.title = f"Auto-encoder {'-'.join(map(str, self.sizes))}, {name}"
         if not reconstructs:
             self.title = f"Classifier of {len(hidden) + 1} layers × {hidden[0]}, {name}"
@@ -148,22 +148,6 @@ class Digits(Network):
         yield from self._in(order)
 
 
-class Convolutions(Digits):
-    """Two convolutions with two linear layers after them, on square images."""
-
-    flat = False
-
-    def build(self) -> nn.Module:
-        """With 32 and 64 channels."""
-        side = math.isqrt(self.sizes[0])
-        return nn.Sequential(
-            nn.Unflatten(1, (1, side, side)),
-            *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(64 * (side // 4) ** 2, 128), nn.ReLU(), nn.Linear(128, self.sizes[-1])),
-        )
-
-
 @registered("mnist-mlp", "width", "batch", "data", "examples", "split", "standardized")
 def mnist_mlp(form: Form, *, width: int = 0, data: str = "", standardized: bool = False) -> Workload:
     """Figure 1's network: four hidden layers of 400, or 50 in the small form."""
@@ -185,8 +169,21 @@ registered("digits-autoencoder")(partial(Network, "digits", [200, 100, 20, 100, 
 
 
 @registered("digits-convolutions")
-def digits_convolutions(form: Form) -> Workload:
-    """A small convolutional network on the same."""
-    made = Convolutions("digits", [128], form)
-    made.title, made.last = "Two convolutions and two linear layers, digits", "10"
-    return made
+class Convolutions(Digits):
+    """Two convolutions with two linear layers after them, on square images."""
+
+    flat = False
+
+    def __init__(self, form: Form) -> None:
+        super().__init__("digits", [128], form)
+        self.title = "Two convolutions and two linear layers, digits"
+
+    def build(self) -> nn.Module:
+        """With 32 and 64 channels."""
+        side = math.isqrt(self.sizes[0])
+        return nn.Sequential(
+            nn.Unflatten(1, (1, side, side)),
+            *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(64 * (side // 4) ** 2, 128), nn.ReLU(), nn.Linear(128, self.sizes[-1])),
+        )

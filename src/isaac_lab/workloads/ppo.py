@@ -95,7 +95,6 @@ class CartPole(Workload):
     """
 
     metrics = MappingProxyType({"test_return": "Return of a round"})
-    last = "critic.4"
     data = "cart and pole, generated"
 
     def __init__(self, form: Form, *, length: int = 0, carts: int = 0) -> None:
@@ -138,14 +137,12 @@ class CartPole(Workload):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The critic's squared error on the last round, how far the return is from the best, and the return."""
+        """The critic's squared error on the last round, how far the return is from the best, and the return.
+
+        The return is the mean of rounds that are always the same but for what the actor does.
+        """
         assert isinstance(model, Player)
         error = (model.critic(model.seen).squeeze(2) - model.value - model.advantage).square().mean().item()
-        played = self._play(model)
-        return {"train_loss": error, "test_loss": LONGEST - played, "test_return": played}
-
-    def _play(self, model: Player) -> float:
-        """The mean return of rounds that are always the same but for what the actor does."""
         random = noise.generator("rounds", self._split)
         state = (2 * torch.rand(MEASURED, STATE, generator=random) - 1).to(self._device) * START
         numbers = torch.rand(LONGEST, MEASURED, generator=random).to(self._device)
@@ -158,4 +155,5 @@ class CartPole(Workload):
             standing &= ~fallen(state)
             if not standing.any():
                 break
-        return total.mean().item()
+        played = total.mean().item()
+        return {"train_loss": error, "test_loss": LONGEST - played, "test_return": played}

@@ -76,11 +76,11 @@ class ResNet(Measured):
     """
 
     batch = 100
-    last = "fc"
     metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
     at_once = 1000
     #: Whether weights, like the images, have their channels innermost, as tensor cores like them.
     channels_last = True
+    called = "ResNet-18", f" of width {SMALL_WIDTH}"  # and what is said of the small form
 
     def __init__(self, form: Form, *, half: bool | None = None) -> None:
         small, device = form.small, form.device
@@ -101,14 +101,13 @@ class ResNet(Measured):
         self._scale, self._shift = 1 / (255 * std), -mean / std
         self.steps = len(labels) // self.batch
         self.tensor_cores = device == "cuda" and self.half
-        self.arithmetic = _arithmetic(device, self.half)
-        self.title = f"{self._name()}, {found.title}"
+        # Torch allows TF32 in convolutions unless it is told otherwise.
+        full = "float32, TF32 in convolutions" if device == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
+        self.arithmetic = (HALF if device == "cuda" else "bfloat16 autocast, float32 weights") if self.half else full
+        self.title = f"{self.called[0]}{self.called[1] * small}, {found.title}"
         if device == "cuda":
             # All batches have one shape: the search for the fastest kernels is made once, before a graph is captured.
             torch.backends.cudnn.benchmark = True
-
-    def _name(self) -> str:
-        return "ResNet-18" + (f" of width {SMALL_WIDTH}" if self._small else "")
 
     def build(self) -> nn.Module:
         """ResNet-18 in its form for small images."""
@@ -166,13 +165,6 @@ def crops(
     return padded[which[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def _arithmetic(device: str, half: bool) -> str:
-    if half:
-        return HALF if device == "cuda" else "bfloat16 autocast, float32 weights"
-    # Torch allows TF32 in convolutions unless it is told otherwise.
-    return "float32, TF32 in convolutions" if device == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
-
-
 class VisionTransformer(nn.Module):
     """ViT-tiny, on patches of so many pixels a side, with a token for the class."""
 
@@ -201,11 +193,8 @@ class VisionTransformer(nn.Module):
 class ViT(ResNet):
     """The same images with another network."""
 
-    last = "head"
     channels_last = False
-
-    def _name(self) -> str:
-        return "ViT-tiny" + (", 2 layers of width 32" if self._small else "")
+    called = "ViT-tiny", ", 2 layers of width 32"
 
     def build(self) -> nn.Module:
         """The transformer."""
@@ -240,7 +229,6 @@ class SuperResolution(Examples):
     """The network of pytorch/examples: squared error of a pixel; reported is the PSNR."""
 
     metrics = MappingProxyType({"test_psnr": "PSNR"})
-    last = "6"
 
     def __init__(self, form: Form) -> None:
         found = images.load("toy-images" if form.small else "cifar-10", form.folder)

@@ -43,7 +43,6 @@ class Tabular(Examples):
     """Five hidden layers, squared error of the target; reported is its root, in standard deviations."""
 
     metrics = MappingProxyType({"test_rmse": "Test RMSE"})
-    last = "15"
 
     def __init__(self, form: Form, *, width: int = 0) -> None:
         columns = tables.load("diabetes" if form.small else "diamonds", form.folder)
