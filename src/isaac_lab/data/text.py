@@ -1,12 +1,14 @@
-"""Tasks on sentences, behind one `load`: three of GLUE from their tsv files, and three small ones that are generated."""
+"""Tasks on sentences, behind one `load`: three of GLUE from their tsv files, three small ones that are generated; and plays."""
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from isaac_lab.data.files import GENERATED, GLUE, SETS, DataError, md5, read
+from isaac_lab.data.files import GENERATED, GLUE, SETS, DataError, File, check, md5, read, unpack
 
 #: Is this a sentence of the language? Do both say the same? How similar is what they say?
 Kind = Literal["acceptability", "paraphrase", "similarity"]
@@ -158,3 +160,15 @@ def _words(meaning: Meaning, source: random.Random) -> list[str]:
 
 def _sentence(meaning: Meaning, source: random.Random) -> str:
     return f"{' '.join(_words(meaning, source))} ."
+
+
+#: 1.1 MB of plain text in the public domain, which comes with the package: "tiny Shakespeare", byte for byte.
+SHAKESPEARE = File("shakespeare.txt", 1_115_394, "6fb458f1232090904fb40fe944165e91")
+
+
+@cache
+def shakespeare() -> str:
+    """Plays, the whole text, checked."""
+    name = f"{SHAKESPEARE.name}.gz"
+    packed = resources.files(__package__).joinpath(name).read_bytes()
+    return check(unpack(packed, SHAKESPEARE, name), SHAKESPEARE, name).decode("ascii")

@@ -34,24 +34,20 @@ def optimizers(trial: Trial, workload: Workload, model: nn.Module) -> tuple[torc
         second = float(trial.get("second_rate", 0.001))
         return Muon(hidden, lr=rate, weight_decay=decay), _adamw(rest, second, **own)
     groups = _grouped(trial, [parameter for parameter in model.parameters() if parameter.requires_grad], decay)
-    match name:
-        case "adadelta":
-            return (torch.optim.Adadelta(groups, rate),)
-        case "adam":
-            return (torch.optim.Adam(groups, rate),)
-        case "adamw":
-            return (_adamw(groups, rate, **own),)
-        case "nadamw":
-            betas = (0.9, own.get("beta2", 0.999))
-            return (torch.optim.NAdam(groups, rate, betas, decoupled_weight_decay=True, capturable=_on_device(groups)),)
-        case "schedule-free":
-            return (ScheduleFree(groups, lr=rate, **own),)
-        case "soap":
-            return (Soap(groups, lr=rate, **own),)
-        case "kron":
-            return (kron(groups, rate, float(trial.get("momentum", MOMENTUM))),)
-    momentum = float(trial.get("momentum", 0.0 if name in ("sgd", "kfac") else MOMENTUM))
-    return (torch.optim.SGD(groups, rate, momentum=momentum, nesterov=name == "nesterov"),)
+    betas, share = (0.9, own.get("beta2", 0.999)), float(trial.get("momentum", MOMENTUM))
+    made: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "adadelta": lambda: torch.optim.Adadelta(groups, rate),
+        "adam": lambda: torch.optim.Adam(groups, rate),
+        "adamw": lambda: _adamw(groups, rate, **own),
+        "nadamw": lambda: torch.optim.NAdam(groups, rate, betas, decoupled_weight_decay=True, capturable=_on_device(groups)),
+        "schedule-free": lambda: ScheduleFree(groups, lr=rate, **own),
+        "soap": lambda: Soap(groups, lr=rate, **own),
+        "kron": lambda: kron(groups, rate, share),
+        "nesterov": lambda: torch.optim.SGD(groups, rate, momentum=share, nesterov=True),
+        "momentum": lambda: torch.optim.SGD(groups, rate, momentum=share),
+    }
+    plain = float(trial.get("momentum", 0.0))
+    return (made[name]() if name in made else torch.optim.SGD(groups, rate, momentum=plain),)
 
 
 def _grouped(trial: Trial, parameters: Sequence[nn.Parameter], decay: float) -> list[dict[str, Any]]:

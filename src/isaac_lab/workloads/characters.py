@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isaac_lab import noise
-from isaac_lab.data import shakespeare
+from isaac_lab.data.text import SHAKESPEARE, shakespeare
 from isaac_lab.workload import Form, registered
 from isaac_lab.workloads.examples import Measured
 
@@ -102,8 +102,8 @@ class Characters(Measured):
     def __init__(
         self, form: Form, title: str, network: type[nn.Module], *, batch: int, measured: int = MOST_MEASURED, **shape: Any
     ) -> None:
-        text, device = shakespeare.load()[: EXCERPT if form.small else None], form.device
-        self.title, self.checksum = f"{title.format(**shape)}, Shakespeare", shakespeare.FILE.md5
+        text, device = shakespeare()[: EXCERPT if form.small else None], form.device
+        self.title, self.checksum = f"{title.format(**shape)}, Shakespeare", SHAKESPEARE.md5
         self.data = "Shakespeare, first 100,000 characters" if form.small else "Shakespeare"
         self.alphabet = "".join(sorted(set(text)))
         text = text[: int(TRAINED * len(text))] if form.split == "validation" else text

@@ -28,9 +28,11 @@ def cut(count: int, split: str, examples: int = 0) -> tuple[Tensor, Tensor]:
     return order[: examples or count - held], order[count - held :]
 
 
-def parted(train: Sequence[Tensor], test: Sequence[Tensor], form: Form) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """What is trained on and what is measured: all, as they come, unless the form wants a part of the training examples."""
-    if form.split == "test" and not form.examples:
+def parted(
+    train: Sequence[Tensor], test: Sequence[Tensor], form: Form, *, shuffled: bool = False
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """What is trained on and what is measured; all as they come, unless the form wants a part or they are to be shuffled."""
+    if form.split == "test" and not form.examples and not shuffled:
         return train, test
     chosen, held = cut(len(train[0]), form.split, form.examples)
     return [x[chosen] for x in train], [x[held] for x in train] if form.split == "validation" else test
@@ -100,13 +102,12 @@ class Examples(Measured):
             source = source, md5(b"".join(x.numpy().tobytes() for x in (*train, *test)))
         self.data, self.checksum = source
         self._build, self.title, self._device = build, title, form.device
-        chosen, held = cut(len(train[0]), form.split, form.examples)
+        train, aside = parted(train, test, form, shuffled=True)
         most = form.tested or self.most_measured
-        self._train = tuple(tensor[chosen].to(form.device) for tensor in train)
-        aside = [tensor[held] for tensor in train] if form.split == "validation" else test
+        self._train = tuple(tensor.to(form.device) for tensor in train)
         self._test = tuple(tensor[:most].to(form.device) for tensor in aside)
         self._measured = tuple(tensor[:most] for tensor in self._train)
-        count, batch = len(chosen), batch if form.batch is None else form.batch
+        count, batch = len(train[0]), batch if form.batch is None else form.batch
         if not 0 <= batch <= count:
             raise TrialError(f"batch must be at most {count}, the number of training examples, got {batch}")
         self.batch = batch or count
