@@ -67,9 +67,15 @@ def chain(sizes: tuple[int, ...], batch: int, *, name: str, title: str, classifi
     return Problem(name, title, batch, build, inputs, targets, nn.MSELoss(), sizes)
 
 
-class _First(nn.Module):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden[:, 0]
+class _Function(nn.Module):
+    """A function of an inner module, which may be none, and of tensors, as a network or a loss."""
+
+    def __init__(self, function: Callable[..., Any], inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.function, self.inner = function, inner
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.function(self.inner, *tensors)
 
 
 def bert_shaped(
@@ -77,7 +83,7 @@ def bert_shaped(
 ) -> nn.Sequential:
     """The shape of BERT, which has 12 layers: token embedding, transformer encoder, and a classifier on the first position."""
     blocks = (nn.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu", batch_first=True) for _ in range(layers))
-    return nn.Sequential(nn.Embedding(vocabulary, width), *blocks, _First(), nn.Linear(width, classes))
+    return nn.Sequential(nn.Embedding(vocabulary, width), *blocks, _Function(lambda _, x: x[:, 0]), nn.Linear(width, classes))
 
 
 def encoder(*, batch: int = 8, length: int = 128) -> Problem:
@@ -107,25 +113,6 @@ TABLE2: Mapping[str, Problem] = {
     str(width): chain((784, *[width] * 4, 10), BATCH, name=str(width), title=f"5 layers × {width}", classified=True)
     for width in (100, 400, 1600, 6400)
 } | {"autoencoder": chain(AUTOENCODER, BATCH, name="autoencoder", title="auto-encoder")}
-
-
-class _Logits(nn.Module):
-    """A model of Hugging Face as one of a tensor."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        super().__init__()
-        self.model, self.name = model, name
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.model(**{self.name: x}).logits
-        return output
-
-
-class _TokenLoss(nn.Module):
-    """The cross-entropy of every token."""
-
-    def forward(self, output: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(output.flatten(0, 1), y.flatten())
 
 
 def models(device: str) -> dict[str, Problem]:
@@ -165,7 +152,11 @@ def _bert_sizes(width: int, layers: int, heads: int) -> dict[str, Any]:
 
 def _hub(model: str, config: str, inputs: str, sizes: Mapping[str, Any]) -> Callable[[], nn.Module]:
     tf: Any = importlib.import_module("transformers")  # importing it takes seconds
-    return lambda: _Logits(getattr(tf, model)(getattr(tf, config)(**sizes)), inputs)
+
+    def logits(whole: Any, x: Tensor) -> Any:
+        return whole(**{inputs: x}).logits
+
+    return lambda: _Function(logits, getattr(tf, model)(getattr(tf, config)(**sizes)))
 
 
 def _tokens(name: str, title: str, sizes: Mapping[str, Any], batch: int, length: int) -> Problem:
@@ -175,9 +166,10 @@ def _tokens(name: str, title: str, sizes: Mapping[str, Any], batch: int, length:
 
 
 def _language(sizes: Mapping[str, Any], batch: int, length: int) -> Problem:
+    loss_fn = _Function(lambda _, output, y: nn.functional.cross_entropy(output.flatten(0, 1), y.flatten()))
     build = _hub("GPT2LMHeadModel", "GPT2Config", "input_ids", sizes)
     inputs = partial(torch.randint, 5, 50000, (batch, length))
-    return Problem("gpt2", f"GPT-2, batch {batch} × {length}", batch, build, inputs, Tensor.clone, _TokenLoss())
+    return Problem("gpt2", f"GPT-2, batch {batch} × {length}", batch, build, inputs, Tensor.clone, loss_fn)
 
 
 def _images(name: str, title: str, kind: str, sizes: Mapping[str, Any], batch: int, size: int) -> Problem:

@@ -52,7 +52,7 @@ def paper(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
     """ζ* by the printed formula with an explicit inverse."""
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
-            layer.__dict__["forward"] = partial(_as_printed, layer, damping)
+            layer.__dict__["forward"] = partial(_Linear.apply, layer.weight, layer.bias, damping)
     return gradient(model, loss_fn, damping)
 
 
@@ -64,14 +64,9 @@ def zeta_star_as_printed(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in
     return g.mT @ middle @ a
 
 
-def _as_printed(layer: nn.Linear, damping: float, input: Tensor) -> Tensor:
-    output: Tensor = _Linear.apply(input, layer.weight, layer.bias, damping)  # type: ignore[no-untyped-call]
-    return output
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, damping: float) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, damping: float, input: Tensor) -> Tensor:
         ctx.save_for_backward(input, weight)
         ctx.damping = damping
         return F.linear(input, weight, bias)
@@ -79,9 +74,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         a, weight = ctx.saved_tensors
-        needs_input, _, needs_bias = ctx.needs_input_grad[:3]
+        _, needs_bias, _, needs_input = ctx.needs_input_grad
         grad_input = g @ weight if needs_input else None
-        return grad_input, zeta_star_as_printed(g, a, ctx.damping), g.sum(0) if needs_bias else None, None
+        return zeta_star_as_printed(g, a, ctx.damping), g.sum(0) if needs_bias else None, None, grad_input
 
 
 def attached(**options: Any) -> Method:
