@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
 
 from isaac_lab.commands.training import say
 from isaac_lab.data import download, files
@@ -66,24 +66,21 @@ def fetch(
         raise typer.BadParameter(f"must begin with http:// or https://, got {source!r}", param_hint="'--from'")
     folder = files.cache() if to is None else to.expanduser()
     console = Console()
-    columns = (TextColumn("{task.description:<41}"), BarColumn(bar_width=12), DownloadColumn(), TimeRemainingColumn())
-    live = console.is_terminal and not console.is_dumb_terminal
-    with Progress(*columns, console=console, disable=not live, transient=True) as progress:
+    with console.status("") as status:
         for each in names(name):
             directory = folder / SETS[each].folder
             _check_writable(directory)
             own = () if source is None else (f"{source.rstrip('/')}/{each}", source)
             for parcel in SETS[each].parcels:
-                say(console, f"{each}/{parcel.name}: {_fetch(each, parcel, directory, own, progress)}")
+                say(console, f"{each}/{parcel.name}: {_fetch(each, parcel, directory, own, status)}")
     say(console, f"Data: {folder}" + ("" if to is None else f"\nUse it with --data {folder} or ISAAC_DATA={folder}"))
 
 
-def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], progress: Progress) -> str:
+def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], status: Status) -> str:
     """Get what one download brings, unless it is there; what was done, in words."""
-    task = progress.add_task(f"{name}/{parcel.name}", total=None)
 
     def tick(done: int, total: int | None) -> None:
-        progress.update(task, completed=done, total=total)
+        status.update(f"{name}/{parcel.name}: {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB"))
 
     why, code = "", 0
     try:
@@ -93,11 +90,9 @@ def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], pro
     except OSError as error:
         why, code = f"write to {directory}: {error.strerror}", 2
     if why:
-        progress.stop()
+        status.stop()
         say(Console(stderr=True), f"Error: cannot {why}")
         raise typer.Exit(code)
-    progress.remove_task(task)
-    progress.refresh()
     return f"fetched from {address}" if address else "already there"
 
 
