@@ -86,15 +86,14 @@ def bert_shaped(
     return nn.Sequential(nn.Embedding(vocabulary, width), *blocks, _Function(lambda _, x: x[:, 0]), nn.Linear(width, classes))
 
 
-def encoder(*, batch: int = 8, length: int = 128) -> Problem:
-    """Two layers in the shape of BERT-base."""
-    title = f"BERT-shaped, 2 layers, batch {batch}, length {length}"
-    return classes("encoder", title, batch, bert_shaped, lambda: torch.randint(30522, (batch, length)), 2)
-
-
-def resnet(*, batch: int) -> Problem:
-    """ResNet-18 on images of 32 × 32."""
-    return classes("resnet18", f"ResNet-18 (CIFAR), batch {batch}", batch, ResNet18, lambda: torch.rand(batch, 3, 32, 32), 10)
+def shapes(device: str) -> tuple[Problem, ...]:
+    """Two layers in the shape of BERT-base, and ResNet-18 on images of 32 × 32."""
+    batch, tokens = 32 if device == "cpu" else 100, partial(torch.randint, 30522, (8, 128))
+    images, title = partial(torch.rand, batch, 3, 32, 32), f"ResNet-18 (CIFAR), batch {batch}"
+    return (
+        classes("encoder", "BERT-shaped, 2 layers, batch 8, length 128", 8, bert_shaped, tokens, 2),
+        classes("resnet18", title, batch, ResNet18, images, 10),
+    )
 
 
 def panel(copies: int = COPIES) -> Problem:
@@ -117,8 +116,13 @@ TABLE2: Mapping[str, Problem] = {
 
 def models(device: str) -> dict[str, Problem]:
     """All models of a device, by name."""
-    found = _on_gpu() if device == "cuda" else _on_cpu()
-    return {problem.name: problem for problem in found}
+    found, (width, *batches) = (_on_gpu(), (1024, 256, 1024)) if device == "cuda" else (_on_cpu(), (64, 32))
+    mlps = (
+        chain((784, *[width] * 4, 10), rows, name=f"mlp-{rows}", title=f"MLP 784-{width}⁴-10, batch {rows}", classified=True)
+        for rows in batches
+    )
+    field = chain((2, 256, 256, 256, 3), 4096, name="field", title="Neural field 2-256³-3, batch 4,096")
+    return {problem.name: problem for problem in (*found, *mlps, field)}
 
 
 def _on_gpu() -> Iterator[Problem]:
@@ -128,8 +132,6 @@ def _on_gpu() -> Iterator[Problem]:
     yield _language({"n_embd": 768, "n_layer": 12, "n_head": 12}, 8, 1024)
     yield _images("vit", "ViT", "ViT", {**base, "image_size": 224, "patch_size": 16}, 64, 224)
     yield _images("resnet50", "ResNet-50", "ResNet", {}, 128, 224)
-    yield from (_mlp(1024, rows) for rows in (256, 1024))
-    yield _field()
 
 
 def _on_cpu() -> Iterator[Problem]:
@@ -141,8 +143,6 @@ def _on_cpu() -> Iterator[Problem]:
         _images("resnet50", "ResNet", "ResNet", {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}, 16, 32),
     )
     yield from (replace(problem, title=f"small {problem.title}") for problem in small)
-    yield _mlp(64, 32)
-    yield _field()
 
 
 def _bert_sizes(width: int, layers: int, heads: int) -> dict[str, Any]:
@@ -184,12 +184,3 @@ def _images(name: str, title: str, kind: str, sizes: Mapping[str, Any], batch: i
         lambda: torch.rand(batch, 3, size, size).to(memory_format=last),
         1000,
     )
-
-
-def _mlp(width: int, batch: int) -> Problem:
-    title = f"MLP 784-{width}⁴-10, batch {batch}"
-    return chain((784, *[width] * 4, 10), batch, name=f"mlp-{batch}", title=title, classified=True)
-
-
-def _field() -> Problem:
-    return chain((2, 256, 256, 256, 3), 4096, name="field", title="Neural field 2-256³-3, batch 4,096")

@@ -10,7 +10,7 @@ import torch
 
 import isaac_newton
 from isaac_lab.bench import counting, memory, timing
-from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, models, panel, resnet
+from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, models, panel, shapes
 from isaac_lab.bench.steps import BASELINE, GRID_METHODS, LEARNING_RATE, METHODS, MODEL_METHODS, SHAPE_METHODS, Method
 from isaac_lab.products import float32_products, threads
 from isaac_lab.records import origin
@@ -133,10 +133,9 @@ def scaling(plan: Plan) -> Record:
     return _record("scaling", plan, cases, f" --budget {plan.budget:g}") | {"left_out": left_out}
 
 
-def shapes(plan: Plan) -> Record:
+def other_shapes(plan: Plan) -> Record:
     """Networks with attention and convolutions."""
-    problems = (encoder(), resnet(batch=32 if plan.device == "cpu" else 100))
-    return _record("shapes", plan, [_time(problem, SHAPE_METHODS[problem.name], plan) for problem in problems])
+    return _record("shapes", plan, [_time(problem, SHAPE_METHODS[problem.name], plan) for problem in shapes(plan.device)])
 
 
 def user_models(plan: Plan) -> Record:
@@ -167,7 +166,7 @@ def grid(plan: Plan) -> Record:
 BENCHMARKS: Mapping[str, Callable[[Plan], Record]] = {
     "table2": table2,
     "scaling": scaling,
-    "shapes": shapes,
+    "shapes": other_shapes,
     "models": user_models,
     "grid": grid,
 }
