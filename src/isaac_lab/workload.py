@@ -69,11 +69,8 @@ class Workload(abc.ABC):
     tensor_cores: bool = False
     arithmetic: str = "float32"  # the network's precision, for people
     original: str = ""  # what `picture` should become
+    build: "Callable[[], nn.Module]"  # makes the network, with initial weights from torch's generator
     _device: str
-
-    @abc.abstractmethod
-    def build(self) -> "nn.Module":
-        """The network, with initial weights from torch's generator."""
 
     @abc.abstractmethod
     def batches(self, seed: int, epoch: int) -> "Iterator[tuple[Tensor, ...]]":

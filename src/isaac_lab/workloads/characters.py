@@ -1,6 +1,7 @@
 """Language models that predict the next character of Shakespeare's plays: GPTs, and the LSTMs of torch-rnn."""
 
 from collections.abc import Iterator
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -111,7 +112,7 @@ class Characters(Measured):
         self.text = torch.tensor([number[character] for character in text]).to(device)
         self.trained, batch, measured = int(TRAINED * len(text)), form.batch or batch, form.tested or measured
         self.batch, self.context, self._device = batch, shape["context"], device
-        self._network, self._shape = network, shape
+        self.build = partial(network, len(self.alphabet), **shape)
         self._windows = (self.trained - self.context) // self.context
         self.steps = self._windows // batch
         # Windows to measure on are the same for every seed and method; those for validation are its first.
@@ -119,10 +120,6 @@ class Characters(Measured):
         tested = torch.arange(min((len(text) - self.trained - 1) // self.context, measured))
         self._measured = ((chosen * self.context).to(device),)
         self._test = ((self.trained + tested * self.context).to(device),)
-
-    def build(self) -> nn.Module:
-        """The network, with initial weights of its own."""
-        return self._network(len(self.alphabet), **self._shape)
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Windows side by side from a new first character on, in a new order; the rest that fills no batch is left out."""

@@ -101,7 +101,7 @@ class Examples(Measured):
         if isinstance(source, str):
             source = source, md5(b"".join(x.numpy().tobytes() for x in (*train, *test)))
         self.data, self.checksum = source
-        self._build, self.title, self._device = build, title, form.device
+        self.build, self.title, self._device = build, title, form.device
         train, aside = parted(train, test, form, shuffled=True)
         most = form.tested or self.most_measured
         self._train = tuple(tensor.to(form.device) for tensor in train)
@@ -112,10 +112,6 @@ class Examples(Measured):
             raise TrialError(f"batch must be at most {count}, the number of training examples, got {batch}")
         self.batch = batch or count
         self.steps = -(-count // self.batch)
-
-    def build(self) -> nn.Module:
-        """What the subclass said."""
-        return self._build()
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
         """All examples in a new order; the last batch has the rest."""

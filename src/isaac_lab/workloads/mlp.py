@@ -37,8 +37,8 @@ def relu_layers(sizes: Sequence[int]) -> nn.Sequential:
 class Network(Workload):
     """Linear layers with ReLU between them, and the cross-entropy of classes; where it is told to, an auto-encoder.
 
-    An incomplete last batch is dropped. Where they are `standardized`, the pixels
-    of all images for training have mean 0 and deviation 1, and others are moved alike.
+    An incomplete last batch is dropped. Where they are `standardized`, the pixels of all images for training have mean 0 and
+    deviation 1, and others are moved alike.
     """
 
     flat = True

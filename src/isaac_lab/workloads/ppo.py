@@ -6,6 +6,7 @@ stand and what happened are buffers of the model, so that a checkpoint has them.
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -100,12 +101,9 @@ class CartPole(Workload):
     def __init__(self, form: Form, *, length: int = 0, carts: int = 0) -> None:
         length, carts = length or (16 if form.small else 128), carts or (2 if form.small else 4)
         self._device, self._length, self._carts, self._split = form.device, length, carts, form.split
+        self.build = partial(Player, length, carts)
         self.batch, self.steps = length * carts // PARTS, PASSES * PARTS
         self.title = f"PPO of CleanRL, cart and pole, {carts} × {length}"
-
-    def build(self) -> nn.Module:
-        """Actor and critic with orthogonal weights."""
-        return Player(self._length, self._carts)
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Numbers of the steps to learn from; the first batch brings the random numbers to play with."""
