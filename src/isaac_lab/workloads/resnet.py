@@ -1,6 +1,7 @@
 """Networks on CIFAR-10: ResNet-18 as in Figure 6, a small vision transformer, and super-resolution."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -81,6 +82,8 @@ class ResNet(Measured):
     #: Whether weights, like the images, have their channels innermost, as tensor cores like them.
     channels_last = True
     called = "ResNet-18", f" of width {SMALL_WIDTH}"  # and what is said of the small form
+    made_by: type[nn.Module] = ResNet18
+    few: Mapping[str, int] = {"width": SMALL_WIDTH}  # sizes of the small form
 
     def __init__(self, form: Form, *, half: bool | None = None) -> None:
         small, device = form.small, form.device
@@ -89,7 +92,7 @@ class ResNet(Measured):
         self.data, self.checksum = found.title, found.checksum
         self.batch = form.batch or (SMALL_BATCH if small else self.batch)
         self.half = device == "cuda" if half is None else half
-        self._device, self._small, self._classes = device, small, found.classes
+        self._device, self.build = device, partial(self.made_by, classes=found.classes, **(self.few if small else {}))
         inner, other = (x.permute(0, 2, 3, 1).contiguous() for x in (found.train[:count], found.test[:tests]))
         (inner, labels), aside = parted((inner, found.train_labels[:count]), (other, found.test_labels[:tests]), form)
         self._padded, self._labels = F.pad(inner, (0, 0, PAD, PAD, PAD, PAD)).to(device), labels.to(device)
@@ -108,10 +111,6 @@ class ResNet(Measured):
         if device == "cuda":
             # All batches have one shape: the search for the fastest kernels is made once, before a graph is captured.
             torch.backends.cudnn.benchmark = True
-
-    def build(self) -> nn.Module:
-        """ResNet-18 in its form for small images."""
-        return ResNet18(classes=self._classes, **({"width": SMALL_WIDTH} if self._small else {}))
 
     def model(self, seed: int) -> nn.Module:
         """In the layout of the images."""
@@ -195,10 +194,8 @@ class ViT(ResNet):
 
     channels_last = False
     called = "ViT-tiny", ", 2 layers of width 32"
-
-    def build(self) -> nn.Module:
-        """The transformer."""
-        return VisionTransformer(self._classes, **({"width": 32, "layers": 2, "heads": 2, "patch": 8} if self._small else {}))
+    made_by = VisionTransformer
+    few: Mapping[str, int] = {"width": 32, "layers": 2, "heads": 2, "patch": 8}
 
 
 def pairs(found: UInt8[Tensor, "images 3 32 32"]) -> tuple[Tensor, Tensor]:
