@@ -14,14 +14,13 @@ from typer.testing import CliRunner, Result
 
 import isaac_newton as isaac
 from isaac_lab.bench import counting, memory, runs, steps, timing
-from isaac_lab.bench.models import MODEL_METHODS
-from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain
+from isaac_lab.bench.problems import BATCH, TABLE2, Problem, bert_shaped, chain
 from isaac_lab.bench.published import PAPER, paper_ratio
-from isaac_lab.bench.runs import Mode
-from isaac_lab.bench.steps import zeta_star_as_printed
+from isaac_lab.bench.steps import MODEL_METHODS, zeta_star_as_printed
 from isaac_lab.cli import app
-from isaac_lab.models import EncoderClassifier, ResNet18
+from isaac_lab.products import threads
 from isaac_lab.report import benchmarks
+from isaac_lab.workloads.resnet import ResNet18
 
 
 def invoke(*arguments: str) -> Result:
@@ -198,7 +197,7 @@ def test_peak_memory_covers_parameters_gradients_and_batch() -> None:
 
 
 def test_the_other_shapes_train_and_condition_what_they_say() -> None:
-    encoder = EncoderClassifier(layers=1, width=8, heads=2, vocabulary=11)
+    encoder = bert_shaped(layers=1, width=8, heads=2, vocabulary=11)
     tokens, labels = torch.randint(11, (3, 5)), torch.randint(2, (3,))
     for method in steps.SHAPE_METHODS["encoder"].values():
         assert method(copy.deepcopy(encoder), nn.CrossEntropyLoss(), 1.0)(tokens, labels).isfinite()
@@ -247,7 +246,7 @@ def test_table2_prints_a_table_and_writes_a_record(out: Path) -> None:
 
 def test_threads_are_as_before_afterwards(out: Path) -> None:
     assert torch.get_num_threads() == 1
-    with Mode("cpu", threads=2).active():
+    with threads(2):
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 1
 

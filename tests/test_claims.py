@@ -19,7 +19,7 @@ from isaac_lab.claims.curves import unstable
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict
 from isaac_lab.claims.grids import behind, star_keeps_up
 from isaac_lab.cli import app as whole
-from isaac_lab.commands.claims import claims
+from isaac_lab.commands.records import claims
 from isaac_lab.record import Record, Store
 from isaac_lab.studies.paper import EXPERIMENTS, recipe
 from isaac_lab.studies.paper.recipe import SCALES, Group, Outcome

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from isaac_lab.commands import data as command
-from isaac_lab.data import catalogue, download, places, sets
-from isaac_lab.data.catalogue import FileSet
-from isaac_lab.data.files import File
-from isaac_lab.data.sets import DataError, load
+from isaac_lab.data import download, sets
+from isaac_lab.data import files as catalogue
+from isaac_lab.data.files import DataError, File, FileSet
+from isaac_lab.data.sets import load
 
 REAL = os.environ.get("ISAAC_DATA")
 SHAPES = {"train-images-idx3-ubyte": (6, 3, 3), "train-labels-idx1-ubyte": (6,), "t10k-images-idx3-ubyte": (4, 3, 3)}
@@ -68,7 +68,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("no_proxy", "*")
     if "real" not in request.fixturenames:
         stand_ins = {name: small_set(name) for name in CONTENT}
-        for module in (catalogue, places, sets, command):
+        for module in (catalogue, sets, command):
             monkeypatch.setattr(module, "SETS", stand_ins)
 
 
@@ -148,11 +148,11 @@ def test_files_of_the_other_set_are_not_mistaken(tmp_path: Path) -> None:
 
 
 def test_the_cache_follows_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert places.cache() == tmp_path / "xdg" / "isaac-newton"
+    assert catalogue.cache() == tmp_path / "xdg" / "isaac-newton"
     monkeypatch.setenv("HOME", str(tmp_path))
     for ignored in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
-        assert places.cache() == tmp_path / ".cache" / "isaac-newton"
+        assert catalogue.cache() == tmp_path / ".cache" / "isaac-newton"
 
 
 def test_data_that_is_nowhere_says_where_it_was_looked_for_and_how_to_get_it(
@@ -168,7 +168,7 @@ def test_data_that_is_nowhere_says_where_it_was_looked_for_and_how_to_get_it(
         *SHAPES,
         "given",
         f"ISAAC_DATA ({tmp_path / 'variable'})",
-        str(places.cache()),
+        str(catalogue.cache()),
         "isaac-newton data fetch mnist",
     ):
         assert part in message
@@ -176,7 +176,7 @@ def test_data_that_is_nowhere_says_where_it_was_looked_for_and_how_to_get_it(
 
 
 def test_a_named_folder_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(places.cache() / "mnist")
+    put(catalogue.cache() / "mnist")
     with pytest.raises(DataError, match=r"the folder given is not a directory.*nowhere"):
         load("mnist", tmp_path / "nowhere")
     monkeypatch.setenv("ISAAC_DATA", str(tmp_path / "nowhere"))
@@ -308,7 +308,7 @@ def test_fetched_data_is_found_in_the_cache(server: Server) -> None:
     result = invoke("fetch", "mnist", "--from", f"{server.address}/here/")
     assert result.exit_code == 0, result.output
     assert result.output.count("fetched from") == 4
-    assert left_in(places.cache()) == [f"mnist/{file}" for file in GZ]
+    assert left_in(catalogue.cache()) == [f"mnist/{file}" for file in GZ]
     assert load("mnist").name == "mnist"
     assert invoke("verify", "mnist").output.count("OK") == 4
 

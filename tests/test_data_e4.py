@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from typer.testing import CliRunner, Result
 
 from isaac_lab.commands import data as command
-from isaac_lab.data import catalogue, images, places, text
-from isaac_lab.data.catalogue import FileSet
-from isaac_lab.data.files import DataError, File
+from isaac_lab.data import files as catalogue
+from isaac_lab.data import images, text
+from isaac_lab.data.files import DataError, File, FileSet
 
 REAL = Path(os.environ.get("ISAAC_DATA") or "/nowhere")
 
@@ -80,7 +80,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.delenv(name, raising=False)
     if "real" not in request.fixturenames:
         stand_ins = {name: small_set(name) for name in CONTENT}
-        for module in (catalogue, places, images, text, command):
+        for module in (catalogue, images, text, command):
             monkeypatch.setattr(module, "SETS", stand_ins)
 
 
@@ -445,7 +445,7 @@ def test_no_toy_example_is_in_both_splits(name: str) -> None:
 
 
 def found(name: str) -> bool:
-    return places.find(name, places.Place("ISAAC_DATA", REAL)) is not None
+    return catalogue.find(name, catalogue.Place("ISAAC_DATA", REAL)) is not None
 
 
 @pytest.mark.skipif(not found("cifar-10"), reason="ISAAC_DATA names no folder with CIFAR-10")

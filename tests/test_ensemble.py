@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import isaac_newton as isaac
-from isaac_lab.methods.optimizers import StackedAdam, StackedSGD
+from isaac_lab.methods.optimizers import per_copy
 from reference import assert_close, relative_error
 
 DAMPINGS = [math.inf, 1.0, 0.01]
@@ -57,10 +57,7 @@ def together(rows: int, kind: str, dtype: torch.dtype) -> list[Tensor]:
     models = [network(number, dtype) for number in range(3)]
     data = [batches(number, rows, dtype) for number in range(3)]
     stacked = isaac.Ensemble(models, damping=DAMPINGS)
-    if kind == "adam":
-        optimizer: torch.optim.Optimizer = StackedAdam(stacked, RATES[kind])
-    else:
-        optimizer = StackedSGD(stacked, RATES[kind], momentum=0.9 if kind == "momentum" else 0.0)
+    optimizer = per_copy(kind, stacked, RATES[kind])
     for step in range(STEPS):
         x, y = (torch.stack(tensors) for tensors in zip(*(own[step] for own in data), strict=True))
         optimizer.zero_grad()
@@ -193,6 +190,6 @@ def test_what_cannot_be_stacked_is_refused() -> None:
     with pytest.raises(ValueError, match=r"output_curvature must be 'sampled' or 'empirical', got 'exact'"):
         isaac.Ensemble([nn.Linear(2, 2)], output_curvature="exact")
     with pytest.raises(ValueError, match=r"lr must be > 0, one number or one for each of the 1 copies, got -1"):
-        StackedSGD(isaac.Ensemble([nn.Linear(2, 2)]), lr=-1)
+        per_copy("sgd", isaac.Ensemble([nn.Linear(2, 2)]), lr=-1)
     with pytest.raises(ValueError, match=r"x must be \(batch, features\) or \(1, batch, features\)"):
         isaac.Ensemble([nn.Linear(2, 2)])(torch.ones(2, 3, 2))

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from isaac_lab import methods
 from isaac_lab.data.sets import Dataset
 from isaac_lab.data.sets import load as loaded
-from isaac_lab.models import relu_layers
 from isaac_lab.record import Record
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
+from isaac_lab.workloads.mlp import relu_layers
 
 #: As `results/demo/records.json` names them.
 TRIALS = {

@@ -22,7 +22,6 @@ from isaac_lab.claims.evidence import Evidence, Verdict
 from isaac_lab.commands.reproduce import reproduce
 from isaac_lab.data import images
 from isaac_lab.executors import Call
-from isaac_lab.models import ResNet18
 from isaac_lab.record import Record, Store
 from isaac_lab.report import larger, paper
 from isaac_lab.studies.calls import Means
@@ -34,9 +33,9 @@ from isaac_lab.study import Result as Found
 from isaac_lab.study import resolve
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
-from isaac_lab.workload import _load, load
+from isaac_lab.workload import Form, _load, load
 from isaac_lab.workloads import resnet
-from isaac_lab.workloads.resnet import PAD, ResNet, crops
+from isaac_lab.workloads.resnet import PAD, ResNet, ResNet18, crops
 
 app = typer.Typer()
 app.command()(reproduce)
@@ -193,11 +192,11 @@ def test_the_last_layer_alone_is_conditioned(workload: ResNet) -> None:
         methods.prepare(trial_of(conditioning), workload, model).step(*next(iter(workload.batches(0, 0))))
         gradients[conditioning] = {name: weight.grad for name, weight in model.named_parameters()}
     changed = {name for name, plain in gradients["none"].items() if not torch.equal(plain, gradients["last"][name])}
-    assert changed == {f"{workload.last}.weight"}
+    assert changed == {f"{methods.last_layer(workload.model(0))}.weight"}
 
 
 def test_bfloat16_is_a_switch_and_said_in_the_record(shrunk: pytest.MonkeyPatch, workload: ResNet) -> None:
-    half = ResNet(True, "cpu", None, half=True)
+    half = ResNet(Form(small=True), half=True)
     assert half.arithmetic == "bfloat16 autocast, float32 weights"
     batch = next(iter(half.batches(0, 0)))
     seen = []
@@ -235,7 +234,7 @@ def test_a_step_that_draws_rows_on_the_host_is_no_cuda_graph() -> None:
 def test_steps_on_a_gpu_are_captured_but_for_drawn_rows(shrunk: pytest.MonkeyPatch, conditioning: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.backends.cudnn, "benchmark", False)  # what the workload sets is taken back
-        workload = ResNet(True, "cuda", None)
+        workload = ResNet(Form(small=True, device="cuda"))
         trial = replace(trial_of(conditioning, "momentum", learning_rate=0.01), schedule="cosine", steps=12)
         (record,) = train([trial], workload, Options("cuda"))
     assert record.about["mode"] == ("eager" if conditioning == "max_rows" else "captured")

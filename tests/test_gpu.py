@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isaac_newton as isaac
-from isaac_lab.methods.optimizers import StackedSGD
+from isaac_lab.methods.optimizers import per_copy
 from isaac_newton import equations, kernels
 from isaac_newton.core.conditioner import invert, multiply
 from isaac_newton.core.rows import Rows
@@ -770,7 +770,7 @@ def test_many_networks_at_once_equal_separate_runs(captured: bool) -> None:
         torch.manual_seed(seed)
         models.append(nn.Sequential(nn.Linear(50, 70), nn.ReLU(), nn.Linear(70, 5)).cuda())
     stacked = isaac.Ensemble(models, damping=dampings)
-    optimizer = StackedSGD(stacked, [0.1, 0.2, 0.3])
+    optimizer = per_copy("sgd", stacked, [0.1, 0.2, 0.3])
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()

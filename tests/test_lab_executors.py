@@ -18,7 +18,8 @@ import torch
 from rich.console import Console
 
 from isaac_lab import executors, progress
-from isaac_lab.data.sets import DataError, load
+from isaac_lab.data.files import DataError
+from isaac_lab.data.sets import load
 from isaac_lab.executors import Call, ExecutorError, plan, run
 from isaac_lab.networks import can_stack
 from isaac_lab.progress import Update

@@ -29,7 +29,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
             assert (node.end_lineno or 0) - start < 60, node.name
 
 
-STUDIES = ["studies.paper", "studies.race.runner", "studies.recipes", "studies.dampings", "commands.demo"]
+STUDIES = ["studies.paper", "studies.race.runner", "studies.recipes", "studies.dampings", "commands.studies"]
 #: The one loop, the one store, the one `resolve`, and what they stand on.
 ONES = ["study", "record", "training", "networks", "executors", "trial"]
 
@@ -46,7 +46,7 @@ for one in ones:
         sys.modules[f"isaac_lab.{one}"] = None
         try:
             module = importlib.import_module(f"isaac_lab.{study}")
-            if study == "commands.demo":
+            if study == "commands.studies":
                 module.demo(seeds=1, out=module.Path(sys.argv[3]))
         except ModuleNotFoundError as error:
             print(one, study, f"isaac_lab.{one}" in str(error))
@@ -63,7 +63,7 @@ for one in ones:
 def test_one_file_writes_records_and_one_trains_them() -> None:
     """Steps that are benchmarked, which keep no records of this kind, are named here."""
     stepping = {path.relative_to(LAB).as_posix() for path in FILES if "optimizer.step()" in path.read_text(encoding="utf-8")}
-    assert stepping <= {"methods/__init__.py", "networks.py", "bench/steps.py", "bench/models.py"}
+    assert stepping <= {"methods/__init__.py", "networks.py", "bench/steps.py"}
     stores = {path.name for path in FILES if 'trials.jsonl"\n' in path.read_text(encoding="utf-8")}
     assert stores == {"record.py"}
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import isaac_newton as isaac
 from isaac_lab import method, methods, networks, noise, times, training
-from isaac_lab.data import shakespeare
+from isaac_lab.data import text as texts
 from isaac_lab.data.files import DataError
 from isaac_lab.method import METHODS, UnableError
 from isaac_lab.methods.kfac import Kfac
@@ -669,13 +669,13 @@ def test_a_start_tells_why_there_is_none(mlp: Workload, monkeypatch: pytest.Monk
 
 
 def test_the_text_is_the_one_that_was_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shakespeare.load()
-    assert len(text) == shakespeare.FILE.size
+    text = texts.shakespeare()
+    assert len(text) == texts.SHAKESPEARE.size
     assert text.startswith("First Citizen:\n")
     assert len(set(text)) == 65
-    monkeypatch.setattr(shakespeare, "FILE", replace(shakespeare.FILE, md5="0" * 32))
+    monkeypatch.setattr(texts, "SHAKESPEARE", replace(texts.SHAKESPEARE, md5="0" * 32))
     with pytest.raises(DataError, match="wrong checksum"):
-        shakespeare.load.__wrapped__()
+        texts.shakespeare.__wrapped__()
 
 
 def test_batches_of_text_are_windows_and_what_follows(gpt: Workload) -> None:
@@ -686,7 +686,7 @@ def test_batches_of_text_are_windows_and_what_follows(gpt: Workload) -> None:
     assert x.shape == y.shape == (8, 32)
     assert torch.equal(x[:, 1:], y[:, :-1])
     text = "".join(gpt.alphabet[number] for number in x[0])
-    assert text in shakespeare.load()[:90_000]
+    assert text in texts.shakespeare()[:90_000]
     starts = {tuple(row.tolist()) for batch, _ in batches for row in batch}
     assert len(starts) > 0.99 * 8 * gpt.steps  # hardly any window twice: a few lines of the plays repeat
 

@@ -23,7 +23,7 @@ from isaac_lab.charts import heat, lines
 from isaac_lab.charts.draw import svg
 from isaac_lab.charts.figure import Chart
 from isaac_lab.claims.evidence import Evidence
-from isaac_lab.commands.report import report
+from isaac_lab.commands.records import report
 from isaac_lab.record import FORMAT, Store
 from isaac_lab.report import page as building
 from isaac_lab.report import paper

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 import isaac_newton as isaac
 from isaac_lab import executors, method, methods
-from isaac_lab.commands.race import race as command_of_the_race
+from isaac_lab.commands.studies import race as command_of_the_race
 from isaac_lab.data import sets
 from isaac_lab.data.files import DataError
 from isaac_lab.lines import encode

@@ -16,8 +16,7 @@ from typer.testing import CliRunner, Result
 from isaac_lab import method, methods
 from isaac_lab.cli import app
 from isaac_lab.data import tables
-from isaac_lab.data.catalogue import SETS
-from isaac_lab.data.files import DataError
+from isaac_lab.data.files import SETS, DataError
 from isaac_lab.executors import Call
 from isaac_lab.record import Checkpoint, Record, Store
 from isaac_lab.report import docs
@@ -29,7 +28,7 @@ from isaac_lab.studies.recipes import ARMS, LINE, RECIPES, RULES, SCALES, Recipe
 from isaac_lab.studies.verdicts import standings, summed_up
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial, TrialError
-from isaac_lab.workload import load
+from isaac_lab.workload import Form, load
 from isaac_lab.workloads import generated, ppo, resnet
 from isaac_lab.workloads.characters import Characters
 from isaac_lab.workloads.examples import Examples, cut
@@ -221,10 +220,8 @@ def test_a_workload_without_a_split_says_so() -> None:
 
 
 def test_rounds_of_a_search_are_others() -> None:
-    model = CartPole(False, "cpu", None).model(0)
-    played = [
-        CartPole(False, "cpu", None, split=split).evaluate(model)["test_return"] for split in ("test", "validation", "test")
-    ]
+    model = CartPole(Form()).model(0)
+    played = [CartPole(Form(split=split)).evaluate(model)["test_return"] for split in ("test", "validation", "test")]
     assert played[0] == played[2] != played[1]
 
 
@@ -246,7 +243,7 @@ def test_a_pole_falls_as_the_textbook_says() -> None:
 
 
 def test_advantages_are_those_of_a_slow_sum() -> None:
-    model = CartPole(False, "cpu", None, length=40, carts=3).model(3)
+    model = CartPole(Form(), length=40, carts=3).model(3)
     assert isinstance(model, Player)
     model.play(torch.rand(40, 3, 5, generator=torch.Generator().manual_seed(0)))
     # Where a round ended the next state begins near zero, which a push from there never reaches.

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import isaac_newton as isaac
 from isaac_lab import executors
 from isaac_lab.data.sets import load
-from isaac_lab.models import relu_layers
 from isaac_lab.record import Store
 from isaac_lab.studies import dampings
 from isaac_lab.studies.dampings import table
 from isaac_lab.workload import seeded
+from isaac_lab.workloads.mlp import relu_layers
 from test_step import Mixed
 
 ROOT = Path(__file__).parent.parent

@@ -34,8 +34,8 @@ from isaac_lab.studies.paper.recipe import SCALES
 from isaac_lab.studies.paper.tab1 import COLUMNS, METHODS, PLANS, TASKS, TUNING_SEED, Run, grid
 from isaac_lab.training import Options, train
 from isaac_lab.trial import Trial
+from isaac_lab.workload import Form, load, seeded
 from isaac_lab.workload import _load as loaded
-from isaac_lab.workload import load, seeded
 from isaac_lab.workloads import encoders, glue
 
 pytest.importorskip("transformers")
@@ -157,7 +157,7 @@ def test_an_epoch_has_every_example_once_and_the_next_another_order() -> None:
 def test_an_incomplete_batch_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     task = text.load("toy-cola")
     short = text.Split(task.train.first[:13], None, task.train.labels[:13])
-    workload = glue.Glue(replace(task, train=short), glue.tiny(), "cpu")
+    workload = glue.Glue(replace(task, train=short), glue.tiny(), Form())
     assert [len(batch[-1]) for batch in workload.batches(0, 0)] == [8, 5]
     assert workload.steps == 2
 
@@ -236,7 +236,7 @@ def test_rows_of_one_length_have_no_padding() -> None:
 def test_on_a_gpu_there_is_a_graph_for_each_length(conditioning: str) -> None:
     task = text.load("toy-cola")
     long = tuple(f"{sentence} {sentence}" if number < 40 else sentence for number, sentence in enumerate(task.train.first))
-    workload = glue.Glue(replace(task, train=replace(task.train, first=long)), glue.tiny(), "cuda")
+    workload = glue.Glue(replace(task, train=replace(task.train, first=long)), glue.tiny(), Form(device="cuda"))
     assert {batch[0].shape[1] for batch in workload.batches(0, 0)} == {16, 24}
     trial = _trial("cola", conditioning, "adam", 3e-3, schedule="linear", steps=80, points=2)
     (record,) = train([trial], workload, Options("cuda"))
@@ -265,7 +265,7 @@ def test_an_encoder_of_a_folder_has_its_name_its_weights_and_a_new_head(folder: 
     found = glue.encoder(str(folder))
     assert found.name == "my-bert"
     assert found.weights == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    assert found.last == "classifier"
+    assert methods.last_layer(found.build(2)) == "classifier"
     made: list[Any] = [seeded(lambda: found.build(1), seed) for seed in (0, 0, 1)]
     words = [model.bert.embeddings.word_embeddings.weight for model in made]
     assert torch.equal(words[0], words[2])

@@ -9,14 +9,14 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}: the laboratory needs it; pip install 'isaac-newton[lab]'") from None
 
-from isaac_lab.commands import bench, claims, data, demo, race, rates, recipes, report, reproduce, scaling
+from isaac_lab.commands import bench, data, records, reproduce, scaling, studies
 
 # Help in boxes cuts names of options at 80 columns; plain help does not.
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data.app, name="data")
-for command in (demo.demo, bench.bench, reproduce.reproduce, claims.claims, race.race, rates.rates, recipes.recipes):
+for command in (studies.demo, bench.bench, reproduce.reproduce, records.claims, studies.race, studies.rates, studies.recipes):
     app.command()(command)
-app.command()(report.report)
+app.command()(records.report)
 app.command()(scaling.scaling)
 
 

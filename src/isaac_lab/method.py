@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from isaac_lab.records import installed
 from isaac_lab.trial import Trial, TrialError
@@ -23,26 +22,22 @@ class Method:
     stacks: bool = False  # whether an ensemble can train with it
 
 
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        "sgd": Method("SGD", ("weight_decay",), stacks=True),
-        "momentum": Method("SGD + momentum", ("decays", "momentum", "weight_decay"), stacks=True),
-        "nesterov": Method("SGD + Nesterov", ("decays", "momentum", "weight_decay")),
-        "adadelta": Method("Adadelta"),
-        "adam": Method("Adam", ("weight_decay",), stacks=True),
-        "adamw": Method("AdamW", ("beta2", "decays", "weight_decay")),
-        "nadamw": Method("NadamW", ("beta2", "decays", "weight_decay")),
-        "schedule-free": Method("Schedule-Free", ("beta2", "decays", "weight_decay")),
-        "muon": Method("Muon + AdamW", ("decays", "second_rate", "weight_decay")),
-        "soap": Method("SOAP", ("beta2", "decays", "weight_decay")),
-        # It draws on the host when to renew its factors.
-        "kron": Method("Kron-PSGD", ("decays", "momentum", "weight_decay"), "pytorch_optimizer", captured=False),
-        # Its inverses read an error flag back from the device, which a CUDA graph cannot.
-        "kfac": Method(
-            "K-FAC", ("curvature", "damping", "every", "layers", "momentum", "natural", "weight_decay"), captured=False
-        ),
-    }
-)
+METHODS: Mapping[str, Method] = {
+    "sgd": Method("SGD", ("weight_decay",), stacks=True),
+    "momentum": Method("SGD + momentum", ("decays", "momentum", "weight_decay"), stacks=True),
+    "nesterov": Method("SGD + Nesterov", ("decays", "momentum", "weight_decay")),
+    "adadelta": Method("Adadelta"),
+    "adam": Method("Adam", ("weight_decay",), stacks=True),
+    "adamw": Method("AdamW", ("beta2", "decays", "weight_decay")),
+    "nadamw": Method("NadamW", ("beta2", "decays", "weight_decay")),
+    "schedule-free": Method("Schedule-Free", ("beta2", "decays", "weight_decay")),
+    "muon": Method("Muon + AdamW", ("decays", "second_rate", "weight_decay")),
+    "soap": Method("SOAP", ("beta2", "decays", "weight_decay")),
+    # It draws on the host when to renew its factors.
+    "kron": Method("Kron-PSGD", ("decays", "momentum", "weight_decay"), "pytorch_optimizer", captured=False),
+    # Its inverses read an error flag back from the device, which a CUDA graph cannot.
+    "kfac": Method("K-FAC", ("curvature", "damping", "every", "layers", "momentum", "natural", "weight_decay"), captured=False),
+}
 #: Settings of the loop, which every method takes: the largest norm of the gradient, what a schedule needs, and after which of
 #: the measured steps a picture of the network is kept.
 SHARED = ("learning_rate", "clip", "drop", "drops", "floor", "frames", "warm_up")
@@ -50,13 +45,11 @@ SHARED = ("learning_rate", "clip", "drop", "drops", "floor", "frames", "warm_up"
 WORDS = {"curvature": ("sampled", "empirical"), "decays": ("all", "matrices")}
 #: What may stand after a "+", and what it takes: ζ*, or ζ where there is an output damping; the line `isaac.attach(model)` with
 #: nothing else; and FOOF.
-CONDITIONINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "isaac": ("curvature", "damping", "layers", "max_rows", "output_damping", "relative", "running", "sharing"),
-        "line": (),
-        "foof": ("damping", "sharing"),
-    }
-)
+CONDITIONINGS: Mapping[str, tuple[str, ...]] = {
+    "isaac": ("curvature", "damping", "layers", "max_rows", "output_damping", "relative", "running", "sharing"),
+    "line": (),
+    "foof": ("damping", "sharing"),
+}
 
 
 def find(name: str) -> tuple[Method, str]:

@@ -12,7 +12,7 @@ from torch import Size, Tensor, nn
 import isaac_newton as isaac
 from isaac_lab import method
 from isaac_lab.methods import Prepared, prepare
-from isaac_lab.methods.optimizers import stacked
+from isaac_lab.methods.optimizers import per_copy
 from isaac_lab.trial import Trial, TrialError
 from isaac_lab.workload import Workload
 
@@ -111,7 +111,7 @@ class Stacked:
             output_curvature="empirical" if "empirical" in self._curvatures else "sampled",
         )
         base = trials[0].method.partition("+")[0]
-        self.optimizer = stacked(base, self._ensemble, [trial.learning_rate for trial in trials])
+        self.optimizer = per_copy(base, self._ensemble, [trial.learning_rate for trial in trials])
         #: For each network the number of its seed; None where all have the same and share one batch.
         self._which: Tensor | None = None
         if len(self._seeds) > 1:

@@ -3,10 +3,11 @@
 import abc
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from isaac_lab.trial import Settings, Trial, TrialError
 
@@ -33,6 +34,19 @@ _FILES = {
 WORKLOADS: Mapping[str, str] = {name: file for file, names in _FILES.items() for name in names.split()}
 
 
+@dataclass(frozen=True)
+class Form:
+    """In which form a workload is wanted."""
+
+    small: bool = False
+    device: str = "cpu"  # or "cuda"
+    folder: Path | None = None  # where data are looked for first
+    split: str = "test"  # with "validation" a part of the training examples stands in place of those for tests
+    batch: int | None = None  # examples of a step; None for the usual number
+    examples: int = 0  # at most so many to train on; 0 for all
+    tested: int = 0  # at most so many are measured, of those to train on and those for tests; 0 for the usual number
+
+
 class Workload(abc.ABC):
     """One problem on one device; loaded once, and used by many runs."""
 
@@ -48,7 +62,6 @@ class Workload(abc.ABC):
     flat: bool = False
     #: From what K-FAC draws labels where the workload is no such chain, but all of its layers are linear and see rows.
     drawn: "isaac.Likelihood | None" = None
-    last: str  # name of the last layer
     #: What the variant `model` must say, and the SHA-256 of pre-trained weights; "" where the workload alone decides.
     network: str = ""
     weights: str = ""
@@ -56,11 +69,8 @@ class Workload(abc.ABC):
     tensor_cores: bool = False
     arithmetic: str = "float32"  # the network's precision, for people
     original: str = ""  # what `picture` should become
+    build: "Callable[[], nn.Module]"  # makes the network, with initial weights from torch's generator
     _device: str
-
-    @abc.abstractmethod
-    def build(self) -> "nn.Module":
-        """The network, with initial weights from torch's generator."""
 
     @abc.abstractmethod
     def batches(self, seed: int, epoch: int) -> "Iterator[tuple[Tensor, ...]]":
@@ -102,8 +112,9 @@ class Workload(abc.ABC):
         raise NotImplementedError
 
 
-#: `factory(small, device, folder, **variant)`: whether it has its small form, "cpu" or "cuda", where data are looked for first;
-#: and what may be in the variant, with "split" where examples can be cut for searches.
+#: `factory(form, **variant)`, and what may be in the variant: names of fields of the form too, with "split" where examples can
+#: be cut for searches.
+_SIZES = {"batch", "examples", "tested"}
 _Factory = TypeVar("_Factory", bound=Callable[..., Workload])
 _FACTORIES: dict[str, tuple[Callable[..., Workload], tuple[str, ...]]] = {}
 
@@ -136,12 +147,12 @@ def _load(name: str, small: bool, variant: Settings, split: str, device: str, fo
         if key not in (*allowed, "model") or key == "split":
             known = ", ".join(own for own in allowed if own != "split") or "none"
             raise TrialError(f"{name} has no variant {key!r}; it has {known}")
+    if split != "test" and "split" not in allowed:
+        raise TrialError(f"{name} has no examples for searches")
     options = {key: value for key, value in variant if key in allowed}
-    if split != "test":
-        if "split" not in allowed:
-            raise TrialError(f"{name} has no examples for searches")
-        options["split"] = split
-    return factory(small, device, folder, **options)
+    sizes: dict[str, Any] = {key: options.pop(key) for key in _SIZES & options.keys()}
+    form = Form(small, device, folder, split, **sizes)
+    return factory(form, **options)
 
 
 def seeded(build: "Callable[[], nn.Module]", seed: int) -> "nn.Module":

@@ -20,24 +20,18 @@ from itertools import pairwise
 
 def gradient(sizes: Sequence[int], batch: int) -> float:
     """Multiply-adds of a plain step of a chain of linear layers with these sizes."""
-    return sum((2 if first else 3) * batch * n * m for first, n, m in _layers(sizes))
+    return sum((3 if number else 2) * batch * n * m for number, (n, m) in enumerate(pairwise(sizes)))
 
 
 def conditioner(sizes: Sequence[int], batch: int) -> float:
     """What ζ* adds."""
-    return sum(_one_conditioner(batch, n, m) for _, n, m in _layers(sizes))
+    b, found = batch, 0.0
+    for n, m in pairwise(sizes):
+        small = b**2 * n + b**3 / 6 + b**3 / 3 + b**2 * min(n, m)
+        found += small if b < n else n**2 * b + n**3 / 2 + n**2 * m
+    return found
 
 
 def ratio(sizes: Sequence[int], batch: int) -> float:
     """A step with ζ* over a plain step."""
     return 1 + conditioner(sizes, batch) / gradient(sizes, batch)
-
-
-def _layers(sizes: Sequence[int]) -> list[tuple[bool, int, int]]:
-    return [(number == 0, n, m) for number, (n, m) in enumerate(pairwise(sizes))]
-
-
-def _one_conditioner(b: int, n: int, m: int) -> float:
-    if b >= n:
-        return n**2 * b + n**3 / 2 + n**2 * m
-    return b**2 * n + b**3 / 6 + b**3 / 3 + b**2 * min(n, m)

@@ -1,7 +1,8 @@
 """Figures to compare with, from published.toml: the paper's Table 2, the bars of this project, and where records stand."""
 
+import contextlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
@@ -78,15 +79,15 @@ def _measured(bar: Bar, case_name: str, records: Mapping[str, Record]) -> tuple[
             continue
         for case in record["cases"]:
             entries = {method["name"]: method for method in case["methods"] if case["name"] == case_name}
-            value = _quantity(bar.quantity, entries.get(bar.method, {}), entries.get(BASELINE, {}))
-            if value is not None:
-                return value, name
+            # What was left out has no figures.
+            with contextlib.suppress(KeyError):
+                return _QUANTITIES[bar.quantity](entries[bar.method], entries[BASELINE]), name
     return None, ""
 
 
-def _quantity(quantity: str, entry: Record, plain: Record) -> float | None:
-    if quantity == "memory":
-        there = "peak_bytes" in entry and "peak_bytes" in plain
-        return 100 * (entry["peak_bytes"] / plain["peak_bytes"] - 1) if there else None
-    name, factor = {"ratio": ("ratio", 1.0), "ms": ("seconds_per_step", 1e3)}[quantity]
-    return factor * float(entry[name]["median"]) if name in entry else None
+#: Of a method and of the plain step.
+_QUANTITIES: Mapping[str, Callable[[Record, Record], float]] = {
+    "ratio": lambda own, plain: float(own["ratio"]["median"]),
+    "ms": lambda own, plain: 1e3 * float(own["seconds_per_step"]["median"]),
+    "memory": lambda own, plain: 100 * (own["peak_bytes"] / plain["peak_bytes"] - 1),
+}

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,13 +10,13 @@ import torch
 
 import isaac_newton
 from isaac_lab.bench import counting, memory, timing
-from isaac_lab.bench.models import MODEL_METHODS, models
-from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, encoder, panel, resnet
-from isaac_lab.bench.steps import BASELINE, GRID_METHODS, LEARNING_RATE, METHODS, SHAPE_METHODS, Method
+from isaac_lab.bench.problems import BATCH, TABLE2, Problem, chain, models, panel, shapes
+from isaac_lab.bench.steps import BASELINE, GRID_METHODS, LEARNING_RATE, METHODS, MODEL_METHODS, SHAPE_METHODS, Method
 from isaac_lab.products import float32_products, threads
 from isaac_lab.records import origin
 
 Record = dict[str, Any]
+Steps = dict[str, Callable[[], object]]
 
 #: Seconds. A method that takes longer for one step is left out of a table; K-FAC on the largest model is the case.
 SLOWEST_STEP = 20.0
@@ -32,16 +31,27 @@ NOT_CAPTURED = ("paper", "kfac")
 
 
 @dataclass(frozen=True)
-class Mode:
-    """One way to execute a step; `captured`: the whole of it is one CUDA graph, by `isaac_newton.capture`."""
+class Plan:
+    """What the options of the command line say, by their names there; all models and methods if none is named.
 
-    device: str
+    `say` is called with the name of what is being measured. A step that is `captured` is one CUDA graph, by
+    `isaac_newton.capture`.
+    """
+
+    device: str = "cpu"
+    models: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     threads: int = 1
+    rounds: int = 20
+    damping: float = 1.0
+    memory: bool = True
+    budget: float = 60.0
+    say: Callable[[str], object] = lambda what: None
     captured: bool = False
 
     @property
-    def name(self) -> str:
-        """For file names and tables."""
+    def mode(self) -> str:
+        """How a step is executed, for file names and tables."""
         if self.device == "cpu":
             return f"cpu-{self.threads}thread{'' if self.threads == 1 else 's'}"
         return f"{self.device}-{'captured' if self.captured else 'eager'}"
@@ -51,72 +61,30 @@ class Mode:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def active(self) -> AbstractContextManager[None]:
-        """Compute with this mode's threads, afterwards with as many as before."""
-        return threads(self.threads)
-
-    def prepare(
-        self, problem: Problem, methods: Mapping[str, Method], damping: float
-    ) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+    def prepare(self, problem: Problem, methods: Mapping[str, Method]) -> tuple[Steps, dict[str, str]]:
         """The step of each method, ready to be called, and why others have none."""
-        steps: dict[str, Callable[[], object]] = {}
+        steps: Steps = {}
         skipped: dict[str, str] = {}
         for name, method in methods.items():
             if self.captured and name in NOT_CAPTURED:
                 skipped[name] = "cannot be captured: its inverse reads an error flag back from the device"
                 continue
             try:
-                steps[name] = self._step(problem, method, damping)
+                steps[name] = self._step(problem, method)
             except RuntimeError as error:
                 # Out of memory, or an operation that cannot be captured: a result too, and no reason to lose the others.
                 skipped[name] = f"failed: {str(error).splitlines()[0]}"
         return steps, skipped
 
-    def _step(self, problem: Problem, method: Method, damping: float) -> Callable[[], object]:
+    def _step(self, problem: Problem, method: Method) -> Callable[[], object]:
         # A function of its own, so that what did not fit leaves nothing behind.
         model, x, y = problem.make(self.device)
-        step = method(model, problem.loss_fn, damping)
+        step = method(model, problem.loss_fn, self.damping)
         return partial(isaac_newton.capture(step, x, y) if self.captured else step, x, y)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the options of the command line say, by their names there; all models and methods if none is named.
-
-    `say` is called with the name of what is being measured.
-    """
-
-    device: str = "cpu"
-    threads: int = 1
-    rounds: int = 20
-    models: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    damping: float = 1.0
-    memory: bool = True
-    budget: float = 60.0
-    say: Callable[[str], object] = lambda what: None
-
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        """How every step is executed."""
-        if self.device == "cpu":
-            return (Mode("cpu", self.threads),)
-        if not torch.cuda.is_available():
-            raise ValueError("this machine has no CUDA device that torch can use; use --device cpu")
-        return Mode(self.device, self.threads), Mode(self.device, self.threads, captured=True)
 
     def chosen(self, known: Mapping[str, Method]) -> dict[str, Method]:
         """Of these methods those that are named, in their order, and the plain gradient."""
         return {name: known[name] for name in known if name in (BASELINE, *(self.methods or known))}
-
-
-def choose(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """The names in a comma-separated list, in the order of `known`; all of them for an empty list."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"unknown {what} {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-    return tuple(name for name in known if name in names) if names else tuple(known)
 
 
 def named(kind: str, device: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -126,23 +94,23 @@ def named(kind: str, device: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def measure(kind: str, plan: Plan) -> Iterator[Record]:
     """A record for each mode of a device."""
-    for mode in plan.modes:
-        yield BENCHMARKS[kind](plan, mode)
+    for captured in (False,) if plan.device == "cpu" else (False, True):
+        yield BENCHMARKS[kind](replace(plan, captured=captured))
 
 
-def table2(plan: Plan, mode: Mode) -> Record:
+def table2(plan: Plan) -> Record:
     """Time and peak memory of a step for the models and methods of the paper's Table 2."""
     names, methods = plan.models or tuple(TABLE2), plan.chosen(METHODS)
     cases = []
     for name in names:
-        cases.append(_time(TABLE2[name], methods, mode, plan, limit=SLOWEST_STEP))
+        cases.append(_time(TABLE2[name], methods, plan, limit=SLOWEST_STEP))
         # A captured step lives in a memory pool of its own, whose peak the allocator does not tell.
-        if plan.memory and not mode.captured:
-            _add_memory(cases[-1], mode, plan)
-    return _record("table2", mode, plan, cases, _options(names, methods) + ("" if plan.memory else " --no-memory"))
+        if plan.memory and not plan.captured:
+            _add_memory(cases[-1], plan)
+    return _record("table2", plan, cases, _options(names, methods) + ("" if plan.memory else " --no-memory"))
 
 
-def scaling(plan: Plan, mode: Mode) -> Record:
+def scaling(plan: Plan) -> Record:
     """ζ* over the plain gradient by batch size and by width, beside the ratio of the multiply-adds."""
     methods = {name: METHODS[name] for name in SCALING_METHODS}
     cases: list[Record] = []
@@ -158,48 +126,47 @@ def scaling(plan: Plan, mode: Mode) -> Record:
             if step and likely > plan.budget:
                 left_out.append(title)
                 continue
-            case = _time(chain(sizes, batch, name=f"batch{batch}-width{width}", title=title), methods, mode, plan)
+            case = _time(chain(sizes, batch, name=f"batch{batch}-width{width}", title=title), methods, plan)
             cases.append(case | {"curve": curve, "width": width, "theory": counting.ratio(sizes, batch)})
             done = work
             step = sum(method["seconds_per_step"]["median"] for method in case["methods"] if "seconds" in method)
-    return _record("scaling", mode, plan, cases, f" --budget {plan.budget:g}") | {"left_out": left_out}
+    return _record("scaling", plan, cases, f" --budget {plan.budget:g}") | {"left_out": left_out}
 
 
-def shapes(plan: Plan, mode: Mode) -> Record:
+def other_shapes(plan: Plan) -> Record:
     """Networks with attention and convolutions."""
-    problems = (encoder(), resnet(batch=32 if plan.device == "cpu" else 100))
-    return _record("shapes", mode, plan, [_time(problem, SHAPE_METHODS[problem.name], mode, plan) for problem in problems])
+    return _record("shapes", plan, [_time(problem, SHAPE_METHODS[problem.name], plan) for problem in shapes(plan.device)])
 
 
-def user_models(plan: Plan, mode: Mode) -> Record:
+def user_models(plan: Plan) -> Record:
     """Models as people train them, eager and captured, with fused AdamW."""
     known, methods = models(plan.device), plan.chosen(MODEL_METHODS)
     names = [name for name in known if name in (plan.models or known)]
-    cases = [_time(known[name], methods, mode, plan) for name in names]
+    cases = [_time(known[name], methods, plan) for name in names]
     # All times first: once a profiler was there, launches take longer for the rest of the process.
     for case in cases:
-        _add_work(known[case["name"]], case, mode, plan)
+        _add_work(known[case["name"]], case, plan)
     every = len(names) == len(known) and len(methods) == len(MODEL_METHODS)
-    record = _record("models", mode, plan, cases, "" if every else _options(names, methods))
+    record = _record("models", plan, cases, "" if every else _options(names, methods))
     record["settings"] |= {"optimizer": "AdamW, fused on a GPU", "damping": 0.1, "relative": True}
     return record
 
 
-def grid(plan: Plan, mode: Mode) -> Record:
+def grid(plan: Plan) -> Record:
     """Many networks at once, as in the grids of the paper; on the CPU only a few of them."""
     problem = panel(copies=4) if plan.device == "cpu" else panel()
-    cases = [_time(problem, GRID_METHODS, mode, plan)]
+    cases = [_time(problem, GRID_METHODS, plan)]
     if plan.device == "cuda":
         with float32_products(tensor_cores=True):
-            cases.append(_time(problem, GRID_METHODS, mode, plan))
+            cases.append(_time(problem, GRID_METHODS, plan))
         cases[1] |= {"name": f"{problem.name}-tf32", "title": f"{problem.title}, products in TF32"}
-    return _record("grid", mode, plan, cases)
+    return _record("grid", plan, cases)
 
 
-BENCHMARKS: Mapping[str, Callable[[Plan, Mode], Record]] = {
+BENCHMARKS: Mapping[str, Callable[[Plan], Record]] = {
     "table2": table2,
     "scaling": scaling,
-    "shapes": shapes,
+    "shapes": other_shapes,
     "models": user_models,
     "grid": grid,
 }
@@ -223,14 +190,14 @@ def _options(names: Sequence[str], methods: Mapping[str, Method]) -> str:
     return f" --models {','.join(names)} --methods {','.join(methods)}"
 
 
-def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Plan, limit: float = math.inf) -> Record:
+def _time(problem: Problem, methods: Mapping[str, Method], plan: Plan, limit: float = math.inf) -> Record:
     """Every method on one problem: raw times of each round, and their summary."""
     plan.say(problem.title)
-    with mode.active():
-        steps, skipped = mode.prepare(problem, methods, plan.damping)
+    with threads(plan.threads):
+        steps, skipped = plan.prepare(problem, methods)
         if BASELINE not in steps:
             raise RuntimeError(f"the plain step of {problem.title} {skipped[BASELINE]}")
-        timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=mode.wait)
+        timings = timing.measure(steps, rounds=plan.rounds, limit=limit, wait=plan.wait)
     skipped |= {name: f"left out: one step takes {seconds:.0f} s" for name, seconds in timings.too_slow.items()}
     found = timing.entries(timings.seconds, timings.steps_per_turn)
     measured = {name: {**entry, "seconds": timings.seconds[name]} for name, entry in found.items()}
@@ -238,13 +205,13 @@ def _time(problem: Problem, methods: Mapping[str, Method], mode: Mode, plan: Pla
     return {"name": problem.name, "title": problem.title, "batch": problem.batch, "methods": results}
 
 
-def _add_work(problem: Problem, case: Record, mode: Mode, plan: Plan) -> None:
+def _add_work(problem: Problem, case: Record, plan: Plan) -> None:
     """What one step of each method leaves to a GPU."""
     timed = {method["name"]: method for method in case["methods"] if "skipped" not in method}
-    if mode.device != "cuda":
+    if plan.device != "cuda":
         return
-    with mode.active():
-        steps, _ = mode.prepare(problem, {name: MODEL_METHODS[name] for name in timed}, plan.damping)
+    with threads(plan.threads):
+        steps, _ = plan.prepare(problem, {name: MODEL_METHODS[name] for name in timed})
         for step in steps.values():
             for _ in range(timing.WARM_UP + 1):
                 step()
@@ -252,22 +219,22 @@ def _add_work(problem: Problem, case: Record, mode: Mode, plan: Plan) -> None:
             timed[name] |= memory.device_work(step, len(steps))
 
 
-def _add_memory(case: Record, mode: Mode, plan: Plan) -> None:
+def _add_memory(case: Record, plan: Plan) -> None:
     for method in case["methods"]:
         if "skipped" in method:
             continue
         plan.say(f"{case['title']}: memory")
-        if mode.device == "cuda":
+        if plan.device == "cuda":
             method |= memory.cuda_peak(TABLE2[case["name"]], METHODS[method["name"]], damping=plan.damping)
         else:
             method |= memory.cpu_peak(case["name"], method["name"], damping=plan.damping, threads=plan.threads)
 
 
-def _record(kind: str, mode: Mode, plan: Plan, cases: list[Record], options: str = "") -> Record:
+def _record(kind: str, plan: Plan, cases: list[Record], options: str = "") -> Record:
     device = f" --device {plan.device} --threads {plan.threads}"
     return {
         "kind": kind,
-        "mode": mode.name,
+        "mode": plan.mode,
         "command": f"isaac-newton bench {kind}{device} --rounds {plan.rounds} --damping {plan.damping:g}{options}",
         "settings": {
             "damping": plan.damping,

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 
 import isaac_newton as isaac
 from isaac_lab.methods.kfac import Kfac
-from isaac_lab.methods.optimizers import StackedSGD
+from isaac_lab.methods.optimizers import per_copy
 from isaac_lab.noise import GivenNormal, GivenUniform
 from isaac_lab.trial import Trial
 
@@ -25,8 +24,8 @@ Method: TypeAlias = Callable[[nn.Module, nn.Module, float], Step]
 #: What every ratio is relative to.
 BASELINE = "gradient"
 
-#: Small, so that thousands of steps on one batch leave the size of the activations about as it was.
-LEARNING_RATE = 0.001
+#: Small, so that thousands of steps on one batch leave the size of the activations about as it was; of SGD, and of AdamW.
+LEARNING_RATE, ADAMW_RATE = 0.001, 1e-5
 
 
 def _descent(model: nn.Module, loss_fn: nn.Module, backward: Callable[[Tensor, Tensor], object]) -> Step:
@@ -53,7 +52,7 @@ def paper(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
     """ζ* by the printed formula with an explicit inverse."""
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
-            layer.__dict__["forward"] = partial(_as_printed, layer, damping)
+            layer.__dict__["forward"] = partial(_Linear.apply, layer.weight, layer.bias, damping)
     return gradient(model, loss_fn, damping)
 
 
@@ -65,14 +64,9 @@ def zeta_star_as_printed(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in
     return g.mT @ middle @ a
 
 
-def _as_printed(layer: nn.Linear, damping: float, input: Tensor) -> Tensor:
-    output: Tensor = _Linear.apply(input, layer.weight, layer.bias, damping)  # type: ignore[no-untyped-call]
-    return output
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, damping: float) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, damping: float, input: Tensor) -> Tensor:
         ctx.save_for_backward(input, weight)
         ctx.damping = damping
         return F.linear(input, weight, bias)
@@ -80,9 +74,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         a, weight = ctx.saved_tensors
-        needs_input, _, needs_bias = ctx.needs_input_grad[:3]
+        _, needs_bias, _, needs_input = ctx.needs_input_grad
         grad_input = g @ weight if needs_input else None
-        return grad_input, zeta_star_as_printed(g, a, ctx.damping), g.sum(0) if needs_bias else None, None
+        return zeta_star_as_printed(g, a, ctx.damping), g.sum(0) if needs_bias else None, None, grad_input
 
 
 def attached(**options: Any) -> Method:
@@ -117,7 +111,7 @@ def stacked(model: nn.Module, loss_fn: nn.Module, damping: float, *, inputs: boo
     """All networks of a list at once, as an ensemble, with a damping of the inputs, of the outputs, or none."""
     given, drawn = damping if inputs else math.inf, damping if outputs else math.inf
     ensemble = isaac.Ensemble(list(model.children()), damping=given, output_damping=drawn)
-    optimizer = StackedSGD(ensemble, [LEARNING_RATE] * ensemble.copies)
+    optimizer = per_copy("sgd", ensemble, LEARNING_RATE)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -130,31 +124,63 @@ def stacked(model: nn.Module, loss_fn: nn.Module, damping: float, *, inputs: boo
     return step
 
 
+def with_adamw(**options: Any) -> Method:
+    """A step as in real training, attached with these options unless there are none."""
+
+    def method(model: nn.Module, loss_fn: nn.Module, damping: float) -> Step:
+        if options:
+            isaac.attach(model, **{"damping": isaac.Relative(0.1), **options})
+        on_gpu = next(model.parameters()).is_cuda
+        optimizer = torch.optim.AdamW(model.parameters(), lr=ADAMW_RATE, fused=on_gpu)
+        half = on_gpu and not isinstance(model, nn.Sequential)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+                loss: Tensor = loss_fn(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss
+
+        return step
+
+    return method
+
+
 #: The columns of the paper's Table 2; "paper" and "zeta_star" compute the same.
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {BASELINE: gradient, "paper": paper, "zeta_star": attached(), "zeta": zeta, "kfac": kfac}
-)
+METHODS: Mapping[str, Method] = {
+    BASELINE: gradient,
+    "paper": paper,
+    "zeta_star": attached(),
+    "zeta": zeta,
+    "kfac": kfac,
+}
 
 #: What is compared for each of the other shapes.
-SHAPE_METHODS: Mapping[str, Mapping[str, Method]] = MappingProxyType(
-    {
-        "encoder": {
-            BASELINE: gradient,
-            "zeta_star reduce": attached(sharing="reduce"),
-            "zeta_star expand": attached(sharing="expand"),
-        },
-        "resnet18": {
-            BASELINE: gradient,
-            "zeta_star last layer": attached(layers="fc"),
-            "zeta_star reduce": attached(sharing="reduce"),
-        },
-    }
-)
+SHAPE_METHODS: Mapping[str, Mapping[str, Method]] = {
+    "encoder": {
+        BASELINE: gradient,
+        "zeta_star reduce": attached(sharing="reduce"),
+        "zeta_star expand": attached(sharing="expand"),
+    },
+    "resnet18": {
+        BASELINE: gradient,
+        "zeta_star last layer": attached(layers="fc"),
+        "zeta_star reduce": attached(sharing="reduce"),
+    },
+}
 #: What is compared for many networks at once.
-GRID_METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        BASELINE: partial(stacked, inputs=False, outputs=False),
-        "zeta_star": partial(stacked, inputs=True, outputs=False),
-        "zeta": partial(stacked, inputs=True, outputs=True),
-    }
-)
+GRID_METHODS: Mapping[str, Method] = {
+    BASELINE: partial(stacked, inputs=False, outputs=False),
+    "zeta_star": partial(stacked, inputs=True, outputs=False),
+    "zeta": partial(stacked, inputs=True, outputs=True),
+}
+#: Options as a user would set them; λ is a tenth of the mean eigenvalue, but for what `attach(model)` does by itself.
+MODEL_METHODS: Mapping[str, Method] = {
+    BASELINE: with_adamw(),
+    "auto": with_adamw(damping="auto"),
+    "expand": with_adamw(sharing="expand"),
+    "reduce": with_adamw(sharing="reduce"),
+    "max_rows=64": with_adamw(max_rows=64),
+    "max_rows=256": with_adamw(max_rows=256),
+}

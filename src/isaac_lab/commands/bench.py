@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from isaac_lab.commands.training import Device, at_least_one, check_writable, named_errors, say
+from isaac_lab.commands.training import Device, among, at_least_one, check_writable, chosen_device, named_errors, say
 
 KINDS = ("table2", "scaling", "shapes", "models", "grid")
 
@@ -82,22 +82,14 @@ def _page(records: Path, out: Path) -> None:
 def _measure(kinds: Sequence[str], device: Device, out: Path, models: str, methods: str, settings: dict[str, Any]) -> None:
     console = Console()
     with console.status("Loading torch …"):
-        from isaac_lab.bench.runs import Plan, choose, measure, named
+        from isaac_lab.bench.runs import Plan, measure, named
         from isaac_lab.report import benchmarks
-    plan = Plan(device=device, **settings)
-    try:
-        option = "--device"
-        _ = plan.modes
-        known = named(kinds[0] if len(kinds) == 1 else "table2", plan.device)
-        option = "--models"
-        plan = replace(plan, models=choose(models, known[0], "model"))
-        option = "--methods"
-        plan = replace(plan, methods=choose(methods, known[1], "method"))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
+    chosen_device(device, needed=True)
+    known = named(kinds[0] if len(kinds) == 1 else "table2", device)
+    chosen = among(models, known[0], "model", "--models", repr), among(methods, known[1], "method", "--methods", repr)
     check_writable(out)
     with console.status("Measuring …") as status:
-        plan = replace(plan, say=lambda what: status.update(f"Measuring {what} …"))
+        plan = Plan(device, *chosen, **settings, say=lambda what: status.update(f"Measuring {what} …"))
         for kind in kinds:
             # With "all" the names are Table 2's.
             every = replace(plan, models=(), methods=()) if kind == "models" and len(kinds) > 1 else plan

@@ -3,16 +3,15 @@
 import importlib.util
 import os
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
 
 from isaac_lab.commands.training import say
-from isaac_lab.data import download, places
-from isaac_lab.data.catalogue import GENERATED, GLUE, SETS, Parcel
-from isaac_lab.data.files import DataError, contents
+from isaac_lab.data import download, files
+from isaac_lab.data.files import GENERATED, GLUE, SETS, DataError, Parcel, contents
 from isaac_lab.report.tables import Table, table
 
 HELP = "The data: MNIST, CIFAR-10, GLUE and others; list, fetch, verify."
@@ -65,42 +64,35 @@ def fetch(
     """Download the files and check them; those that are there and right stay as they are."""
     if source is not None and not source.startswith(("http://", "https://")):
         raise typer.BadParameter(f"must begin with http:// or https://, got {source!r}", param_hint="'--from'")
-    folder = places.cache() if to is None else to.expanduser()
+    folder = files.cache() if to is None else to.expanduser()
     console = Console()
-    columns = (TextColumn("{task.description:<41}"), BarColumn(bar_width=12), DownloadColumn(), TimeRemainingColumn())
-    live = console.is_terminal and not console.is_dumb_terminal
-    with Progress(*columns, console=console, disable=not live, transient=True) as progress:
+    with console.status("") as status:
         for each in names(name):
             directory = folder / SETS[each].folder
             _check_writable(directory)
             own = () if source is None else (f"{source.rstrip('/')}/{each}", source)
             for parcel in SETS[each].parcels:
-                say(console, f"{each}/{parcel.name}: {_fetch(each, parcel, directory, own, progress)}")
+                say(console, f"{each}/{parcel.name}: {_fetch(each, parcel, directory, own, status)}")
     say(console, f"Data: {folder}" + ("" if to is None else f"\nUse it with --data {folder} or ISAAC_DATA={folder}"))
 
 
-def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], progress: Progress) -> str:
+def _fetch(name: str, parcel: Parcel, directory: Path, own: tuple[str, ...], status: Status) -> str:
     """Get what one download brings, unless it is there; what was done, in words."""
 
-    def fail(message: str, code: int) -> NoReturn:
-        progress.stop()
-        say(Console(stderr=True), f"Error: {message}")
-        raise typer.Exit(code)
-
-    title = f"{name}/{parcel.name}"
-    task = progress.add_task(title, total=None)
-
     def tick(done: int, total: int | None) -> None:
-        progress.update(task, completed=done, total=total)
+        status.update(f"{name}/{parcel.name}: {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB"))
 
+    why, code = "", 0
     try:
         address = download.fetch(parcel, directory, download.addresses(SETS[name], parcel, own), tick=tick)
     except DataError as error:
-        fail(f"cannot fetch {title}: {error}", code=1)
+        why, code = f"fetch {name}/{parcel.name}: {error}", 1
     except OSError as error:
-        fail(f"cannot write to {directory}: {error.strerror}", code=2)
-    progress.remove_task(task)
-    progress.refresh()
+        why, code = f"write to {directory}: {error.strerror}", 2
+    if why:
+        status.stop()
+        say(Console(stderr=True), f"Error: cannot {why}")
+        raise typer.Exit(code)
     return f"fetched from {address}" if address else "already there"
 
 
@@ -115,7 +107,7 @@ def verify(
     looked_at = _places(data)[: 1 if data else None]
     good = True
     for each in names(name):
-        found = [(place, directory) for place in looked_at if (directory := places.find(each, place))]
+        found = [(place, directory) for place in looked_at if (directory := files.find(each, place))]
         if not found:
             good = good and name == "all"
             say(console, f"{each}: not found; isaac-newton data fetch {each} downloads it")
@@ -125,7 +117,7 @@ def verify(
             console.print(shown.terminal())
             if problems:
                 good = False
-                say(console, *problems, places.remedy(each, place))
+                say(console, *problems, files.remedy(each, place))
     if not good:
         raise typer.Exit(1)
 
@@ -135,12 +127,11 @@ def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
     rows: list[list[str]] = []
     problems: list[str] = []
     for file in SETS[name].files:
-        path = places.path(directory, file)
+        path, state = files.path(directory, file), "OK"
         if path is None:
             rows.append([file.name, "", "**missing**"])
             problems.append(f"{directory / file.name} is missing, and so is {file.name}.gz")
             continue
-        state = "OK"
         try:
             contents(path, file)
         except DataError as error:
@@ -150,17 +141,17 @@ def _verify(name: str, directory: Path) -> tuple[Table, list[str]]:
     return table(("File", "Bytes", "State"), rows, ("File", "State")), problems
 
 
-def _places(data: Path | None) -> list[places.Place]:
+def _places(data: Path | None) -> list[files.Place]:
     try:
-        return places.places(data)
+        return files.places(data)
     except DataError as error:
         raise typer.BadParameter(str(error)) from None
 
 
-def _state(name: str, looked_at: list[places.Place]) -> str:
+def _state(name: str, looked_at: list[files.Place]) -> str:
     for place in looked_at:
-        if directory := places.find(name, place):
-            lacking = places.missing(name, directory)
+        if directory := files.find(name, place):
+            lacking = files.missing(name, directory)
             count = f"{len(lacking)} of {len(SETS[name].files)}"
             return f"incomplete, {count} missing: isaac-newton data fetch {name}" if lacking else place.origin
     return f"isaac-newton data fetch {name}"

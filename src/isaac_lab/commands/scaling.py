@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from isaac_lab.commands.training import command_line, listed, named_errors, say
+from isaac_lab.commands.training import among, command_line, named_errors, say
 from isaac_lab.scaling.overhead import LIMIT
 from isaac_lab.scaling.sizes import H100, SHAPES, Machine, Workload
 
@@ -35,7 +35,7 @@ def scaling(
 ) -> None:
     """What ζ* would cost on GPTs of 124M to 70B parameters under FSDP2: a model, checked on small ones."""
     console, machine = Console(), _machine(assume or [])
-    shapes, counts = tuple(SHAPES[name] for name in _names(sizes)), _counts(gpus)
+    shapes, counts = tuple(SHAPES[name] for name in among(sizes, tuple(SHAPES), "model", "--sizes")), _counts(gpus)
     if not 0 < limit < 1000:
         raise typer.BadParameter(f"must be a percentage above 0, got {limit}", param_hint="'--limit'")
     try:
@@ -93,13 +93,6 @@ def _read(path: Path) -> dict[str, Any]:
         if isinstance(found, dict) and found.get("kind") == "scaling checks":
             return found
     raise typer.BadParameter(f"{str(path)!r} is no record of scaling_checks.py", param_hint="'--record'")
-
-
-def _names(text: str) -> list[str]:
-    names = listed(text)
-    if unknown := [name for name in names if name not in SHAPES]:
-        raise typer.BadParameter(f"unknown model {', '.join(unknown)}; known: {', '.join(SHAPES)}", param_hint="'--sizes'")
-    return [name for name in SHAPES if name in names or not names]
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -64,6 +64,15 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def among(text: str, known: Sequence[str], what: str, option: str, shown: Callable[[str], str] = str) -> tuple[str, ...]:
+    """The names in a comma-separated list, in the order of `known`; all of them for an empty list."""
+    names = listed(text)
+    if unknown := [shown(name) for name in names if name not in known]:
+        said = f"unknown {what} {', '.join(unknown)}; known: {', '.join(known)}"
+        raise typer.BadParameter(said, param_hint=f"'{option}'")
+    return tuple(name for name in known if name in names or not names)
+
+
 def deadline(minutes: float | None) -> float | None:
     """When to stop, by `time.time`."""
     if minutes is None:

@@ -12,9 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from isaac_lab.data import places
-from isaac_lab.data.catalogue import FileSet, Parcel
-from isaac_lab.data.files import DataError, File, check, contents, unpack
+from isaac_lab.data.files import DataError, FileSet, Parcel, check, contents, path, unpack
 from isaac_lab.records import write_whole
 
 #: Seconds without a byte after which the next mirror is asked.
@@ -37,7 +35,12 @@ def fetch(
     each. `mirrors` has for each the addresses of all parts; `tick` is called with the bytes so far and their number in all, if
     the server tells it.
     """
-    wanted = [file for file in parcel.files if not _is_right(directory, file)]
+    wanted = list(parcel.files)
+    for file in parcel.files:
+        with contextlib.suppress(DataError):
+            if there := path(directory, file):
+                contents(there, file)
+                wanted.remove(file)
     if not wanted:
         return None
     failures = []
@@ -58,12 +61,6 @@ def fetch(
                 (directory / f"{file.name}.gz").unlink(missing_ok=True)
         return source
     raise DataError("; ".join(failures))
-
-
-def _is_right(directory: Path, file: File) -> bool:
-    with contextlib.suppress(DataError):
-        return (path := places.path(directory, file)) is not None and bool(contents(path, file))
-    return False
 
 
 def _download(address: str, *, limit: int, tick: Callable[[int, int | None], None]) -> bytes:

@@ -9,9 +9,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from isaac_lab.data import places
-from isaac_lab.data.catalogue import GENERATED, SETS
-from isaac_lab.data.files import DataError, md5
+from isaac_lab.data.files import GENERATED, SETS, DataError, md5, read
 
 CIFAR_10, TOY = "cifar-10", "toy-images"
 NAMES = (CIFAR_10, TOY)
@@ -45,7 +43,7 @@ class Images:
 
 
 def load(name: str, folder: Path | None = None) -> Images:
-    """One of `NAMES`, read as `places.read` does, or generated."""
+    """One of `NAMES`, read as `files.read` does, or generated."""
     if name not in NAMES:
         raise DataError(f"there is no data set of colour images {name!r}; there are {', '.join(NAMES)}")
     known: tuple[Any, ...]
@@ -58,7 +56,7 @@ def load(name: str, folder: Path | None = None) -> Images:
     else:
         made = SETS[CIFAR_10]
         # Copies, because a tensor could be written to and bytes cannot.
-        files = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in places.read(CIFAR_10, folder)]
+        files = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in read(CIFAR_10, folder)]
         rows = torch.cat(files).view(-1, 1 + math.prod(SHAPE))
         images, labels = rows[:, 1:].reshape(-1, *SHAPE), rows[:, 0].long()
         known = CIFAR_10_MEAN, CIFAR_10_STD, made.checksum

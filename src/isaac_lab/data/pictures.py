@@ -1,14 +1,14 @@
 """Pictures to be learned as functions of the place: two that come with scikit-learn, and one that is generated."""
 
+import importlib
 from pathlib import Path
-from typing import Any
 
+import numpy
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_lab.data.files import DataError
-from isaac_lab.data.places import places
+from isaac_lab.data.files import DataError, of_sklearn, places
 from isaac_lab.records import installed
 from isaac_lab.trial import TrialError
 
@@ -32,20 +32,11 @@ def load(name: str, side: int, folder: Path | None = None) -> Float[Tensor, "sid
     file = next((file for file in files if file.is_file()), None)
     if not (installed("PIL") and (file or installed("sklearn"))):
         raise DataError("the picture needs scikit-learn and Pillow: pip install 'isaac-newton[lab]'")
-    whole = torch.from_numpy(_opened(file) if file else _shipped(name))
+    if file:
+        with importlib.import_module("PIL.Image").open(file) as picture:
+            pixels = numpy.array(picture.convert("RGB"))
+    else:
+        pixels = of_sklearn("datasets", "the picture comes with").load_sample_image(f"{name}.jpg").copy()
+    whole = torch.from_numpy(pixels)
     top, left = ((size - side) // 2 for size in whole.shape[:2])
     return whole[top : top + side, left : left + side].float() / 255
-
-
-def _opened(file: Path) -> Any:
-    import numpy
-    from PIL import Image
-
-    with Image.open(file) as picture:
-        return numpy.array(picture.convert("RGB"))
-
-
-def _shipped(name: str) -> Any:
-    from sklearn.datasets import load_sample_image
-
-    return load_sample_image(f"{name}.jpg").copy()

@@ -8,10 +8,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from isaac_lab.data import places
-from isaac_lab.data.catalogue import IDX, SETS
+from isaac_lab.data.files import IDX, SETS, md5, of_sklearn, read
 from isaac_lab.data.files import DataError as DataError
-from isaac_lab.data.files import md5
 
 DIGITS = "digits"
 NAMES = (*IDX, DIGITS)
@@ -34,12 +32,12 @@ class Dataset:
 
 
 def load(name: str, folder: Path | None = None) -> Dataset:
-    """One of `NAMES`, read as `places.read` does; the digits need no files."""
+    """One of `NAMES`, read as `files.read` does; the digits need no files."""
     if name == DIGITS:
         return _digits()
     if name not in IDX:
         raise DataError(f"there is no data set {name!r}; there are {', '.join(NAMES)}")
-    train, train_labels, test, test_labels = map(decode, places.read(name, folder))
+    train, train_labels, test, test_labels = map(decode, read(name, folder))
     images = (values.flatten(1).to(torch.float32).div_(BRIGHTEST) for values in (train, test))
     return Dataset(
         name, next(images), train_labels.long(), next(images), test_labels.long(), classes=CLASSES, checksum=SETS[name].checksum
@@ -56,15 +54,9 @@ def decode(content: bytes) -> UInt8[Tensor, "..."]:
 
 def _digits() -> Dataset:
     """1440 images to train on and 357 to test on, each class in proportion; the same split every time."""
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "sklearn":
-            raise
-        raise DataError("the digits come with scikit-learn, which is not installed: pip install 'isaac-newton[lab]'") from None
-    images, labels = load_digits(return_X_y=True)
-    split = train_test_split(images / DARKEST, labels, train_size=TRAINING_DIGITS, stratify=labels, random_state=0)
+    datasets, selection = (of_sklearn(name, "the digits come with") for name in ("datasets", "model_selection"))
+    images, labels = datasets.load_digits(return_X_y=True)
+    split = selection.train_test_split(images / DARKEST, labels, train_size=TRAINING_DIGITS, stratify=labels, random_state=0)
     train, test = (torch.as_tensor(part, dtype=torch.float32) for part in split[:2])
     train_labels, test_labels = map(torch.as_tensor, split[2:])
     tensors = (train, train_labels, test, test_labels)

@@ -11,9 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from isaac_lab.data import places
-from isaac_lab.data.catalogue import SETS
-from isaac_lab.data.files import DataError, md5
+from isaac_lab.data.files import SETS, DataError, md5, of_sklearn, read
 
 DIAMONDS, DIABETES = "diamonds", "diabetes"
 NAMES = (DIAMONDS, DIABETES)
@@ -36,12 +34,12 @@ class Columns:
 
 
 def load(name: str, folder: Path | None = None) -> Columns:
-    """One of `NAMES`, read as `places.read` does; diabetes needs no file."""
+    """One of `NAMES`, read as `files.read` does; diabetes needs no file."""
     if name == DIABETES:
         return _diabetes()
     if name != DIAMONDS:
         raise DataError(f"there is no table {name!r}; there are {', '.join(NAMES)}")
-    (content,) = places.read(name, folder)
+    (content,) = read(name, folder)
     names, *lines = list(csv.reader(io.StringIO(content.decode())))
     columns = dict(zip(names, zip(*lines, strict=True), strict=True))
     # The logarithm: prices span two powers of ten.
@@ -52,11 +50,7 @@ def load(name: str, folder: Path | None = None) -> Columns:
 
 
 def _diabetes() -> Columns:
-    try:
-        from sklearn.datasets import load_diabetes
-    except ModuleNotFoundError:
-        raise DataError("diabetes comes with scikit-learn, which is not installed: pip install 'isaac-newton[lab]'") from None
-    numbers, target = load_diabetes(return_X_y=True, scaled=False)
+    numbers, target = of_sklearn("datasets", "diabetes comes with").load_diabetes(return_X_y=True, scaled=False)
     numbers, target = numbers.astype(np.float32), target.astype(np.float32)
     checksum = md5(numbers.tobytes() + target.tobytes())
     return Columns("diabetes", torch.from_numpy(numbers), torch.zeros(len(target), 0), torch.from_numpy(target), checksum)

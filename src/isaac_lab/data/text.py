@@ -1,20 +1,19 @@
-"""Tasks on sentences, behind one `load`: three of GLUE from their tsv files, and three small ones that are generated."""
+"""Tasks on sentences, behind one `load`: three of GLUE from their tsv files, three small ones that are generated; and plays."""
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from isaac_lab.data import places
-from isaac_lab.data.catalogue import GENERATED, GLUE, SETS
-from isaac_lab.data.files import DataError, md5
+from isaac_lab.data.files import GENERATED, GLUE, SETS, DataError, File, check, md5, read, unpack
 
 #: Is this a sentence of the language? Do both say the same? How similar is what they say?
 Kind = Literal["acceptability", "paraphrase", "similarity"]
 NAMES = (*GLUE, "toy-cola", "toy-mrpc", "toy-stsb")
-KINDS: Mapping[str, Kind] = MappingProxyType({"cola": "acceptability", "mrpc": "paraphrase", "stsb": "similarity"})
+KINDS: Mapping[str, Kind] = {"cola": "acceptability", "mrpc": "paraphrase", "stsb": "similarity"}
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,11 @@ class TextTask:
 
 #: Whether a line of names comes first, and the columns (from 0) of the sentences and the label. Nothing is quoted: `"` is a
 #: letter like any other.
-FORMATS: Mapping[str, tuple[bool, tuple[int, ...], int]] = MappingProxyType(
-    {"cola": (False, (3,), 1), "mrpc": (True, (3, 4), 0), "stsb": (True, (7, 8), 9)}
-)
+FORMATS: Mapping[str, tuple[bool, tuple[int, ...], int]] = {
+    "cola": (False, (3,), 1),
+    "mrpc": (True, (3, 4), 0),
+    "stsb": (True, (7, 8), 9),
+}
 #: What fills each place of a sentence: qualities, people, actions, animals, spots; each with two words for it.
 SLOTS = tuple(
     tuple(tuple(words.split("/")) for words in slot.split())
@@ -77,13 +78,17 @@ Meaning = tuple[int, ...]
 
 
 def load(name: str, folder: Path | None = None) -> TextTask:
-    """One of `NAMES`, read as `places.read` does, or generated."""
+    """One of `NAMES`, read as `files.read` does, or generated."""
     if name not in NAMES:
         raise DataError(f"there is no task on sentences {name!r}; there are {', '.join(NAMES)}")
-    if name in GENERATED:
-        return _toy(name)
-    train, dev = (_parse(content, name) for content in places.read(name, folder))
-    return TextTask(name, SETS[name].title, KINDS[name], train, dev, SETS[name].checksum)
+    if name not in GENERATED:
+        train, dev = (_parse(content, name) for content in read(name, folder))
+        return TextTask(name, SETS[name].title, KINDS[name], train, dev, SETS[name].checksum)
+    made, kind = GENERATED[name], KINDS[name.removeprefix("toy-")]
+    rows = generate(kind, sum(made.examples))
+    parts = (tuple(zip(*part, strict=True)) for part in (rows[: made.examples[0]], rows[made.examples[0] :]))
+    train, dev = (Split(first, None if kind == "acceptability" else second, labels) for first, second, labels in parts)
+    return TextTask(name, made.title, kind, train, dev, md5(repr(rows).encode()))
 
 
 def _parse(content: bytes, name: str) -> Split:
@@ -94,14 +99,6 @@ def _parse(content: bytes, name: str) -> Split:
     first, *second = (columns[number] for number in sentences)
     number = float if KINDS[name] == "similarity" else int
     return Split(first, second[0] if second else None, tuple(map(number, columns[label])))
-
-
-def _toy(name: str) -> TextTask:
-    made, kind = GENERATED[name], KINDS[name.removeprefix("toy-")]
-    rows = generate(kind, sum(made.examples))
-    parts = (tuple(zip(*part, strict=True)) for part in (rows[: made.examples[0]], rows[made.examples[0] :]))
-    train, dev = (Split(first, None if kind == "acceptability" else second, labels) for first, second, labels in parts)
-    return TextTask(name, made.title, kind, train, dev, md5(repr(rows).encode()))
 
 
 class Row(NamedTuple):
@@ -120,40 +117,30 @@ def generate(kind: Kind, count: int, *, seed: int = 0) -> list[Row]:
     things agree, and its score is how many of them agree.
     """
     source = random.Random(f"{kind} {seed}")
-    make = {"acceptability": _acceptability, "paraphrase": _paraphrase, "similarity": _similarity}[kind]
     labels = [number % (6 if kind == "similarity" else 2) for number in range(count)]
     source.shuffle(labels)
     rows: dict[tuple[str, str], Row] = {}
     for label in labels:
-        row = make(label, source)
+        row = _row(kind, label, source)
         while (row.first, row.second) in rows:
-            row = make(label, source)
+            row = _row(kind, label, source)
         rows[row.first, row.second] = row
     return list(rows.values())
 
 
-def _acceptability(label: int, source: random.Random) -> Row:
-    words = _words(_meaning(source), source)
-    if not label:
-        # No two neighbours are words of one kind, so no exchange gives a sentence again.
-        place = source.randrange(len(words) - 1)
-        words[place], words[place + 1] = words[place + 1], words[place]
-    return Row(f"{' '.join(words)} .", "", label)
-
-
-def _paraphrase(label: int, source: random.Random) -> Row:
-    first = _meaning(source)
-    second = first if label else _other(first, source.choice((1, 2)), source)
-    return Row(_sentence(first, source), _sentence(second, source), label)
-
-
-def _similarity(label: int, source: random.Random) -> Row:
-    first = _meaning(source)
+def _row(kind: Kind, label: int, source: random.Random) -> Row:
+    first = tuple(source.randrange(len(slot)) for slot in SLOTS)
+    if kind == "acceptability":
+        words = _words(first, source)
+        if not label:
+            # No two neighbours are words of one kind, so no exchange gives a sentence again.
+            place = source.randrange(len(words) - 1)
+            words[place], words[place + 1] = words[place + 1], words[place]
+        return Row(f"{' '.join(words)} .", "", label)
+    if kind == "paraphrase":
+        second = first if label else _other(first, source.choice((1, 2)), source)
+        return Row(_sentence(first, source), _sentence(second, source), label)
     return Row(_sentence(first, source), _sentence(_other(first, len(SLOTS) - label, source), source), float(label))
-
-
-def _meaning(source: random.Random) -> Meaning:
-    return tuple(source.randrange(len(slot)) for slot in SLOTS)
 
 
 def _other(meaning: Meaning, changes: int, source: random.Random) -> Meaning:
@@ -173,3 +160,15 @@ def _words(meaning: Meaning, source: random.Random) -> list[str]:
 
 def _sentence(meaning: Meaning, source: random.Random) -> str:
     return f"{' '.join(_words(meaning, source))} ."
+
+
+#: 1.1 MB of plain text in the public domain, which comes with the package: "tiny Shakespeare", byte for byte.
+SHAKESPEARE = File("shakespeare.txt", 1_115_394, "6fb458f1232090904fb40fe944165e91")
+
+
+@cache
+def shakespeare() -> str:
+    """Plays, the whole text, checked."""
+    name = f"{SHAKESPEARE.name}.gz"
+    packed = resources.files(__package__).joinpath(name).read_bytes()
+    return check(unpack(packed, SHAKESPEARE, name), SHAKESPEARE, name).decode("ascii")

@@ -40,7 +40,7 @@ class Prepared:
         #: Whose mask is set: whoever adds one line sets none.
         self._handle: isaac.Handle | None = None
         conditioners: list[Any] = []
-        layers = _layers(trial, workload)
+        layers = _layers(trial, workload, model)
         if how == "line":
             conditioners = [isaac.attach(model)]
         elif how:
@@ -154,14 +154,20 @@ def _options(trial: Trial) -> dict[str, Any]:
     return found
 
 
-def _layers(trial: Trial, workload: Workload) -> Sequence[str] | str | None:
+def last_layer(model: nn.Module) -> str:
+    """Its name."""
+    names: list[str] = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    return names[-1]
+
+
+def _layers(trial: Trial, workload: Workload, model: nn.Module) -> Sequence[str] | str | None:
     """Names of the layers that are conditioned; None for all."""
     chosen = trial.get("layers")
     if chosen is None:
         return None
     if chosen == "last":
-        return workload.last
-    count = int(workload.last.removeprefix("fc")) if workload.flat else 0
+        return last_layer(model)
+    count = int(last_layer(model).removeprefix("fc")) if workload.flat else 0
     numbers = (chosen,) if isinstance(chosen, int) else chosen
     if isinstance(numbers, str) or not numbers or not set(numbers) <= set(range(1, count + 1)):
         known = f"numbers from 1 to {count}, or last" if count else "last"

@@ -70,10 +70,8 @@ class Kfac:
         kept = min(DECAY, renewals / (renewals + 1))
         before = self._averages.get(name, factors)
         self._averages[name] = [kept * old + (1 - kept) * new for old, new in zip(before, factors, strict=True)]
-        self._inverses[name] = [self._inverse(factor) for factor in self._averages[name]]
-
-    def _inverse(self, factor: Tensor) -> Tensor:
-        return torch.inverse(factor + self._damping * torch.eye(len(factor), device=factor.device, dtype=factor.dtype))
+        damped = (own + self._damping * torch.eye(len(own), device=own.device, dtype=own.dtype) for own in self._averages[name])
+        self._inverses[name] = [torch.inverse(own) for own in damped]
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes."""

@@ -1,8 +1,8 @@
 """The optimizers that people pick, with the settings of a run; and those of an ensemble, with a rate for each network."""
 
-import abc
 import importlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,24 +34,20 @@ def optimizers(trial: Trial, workload: Workload, model: nn.Module) -> tuple[torc
         second = float(trial.get("second_rate", 0.001))
         return Muon(hidden, lr=rate, weight_decay=decay), _adamw(rest, second, **own)
     groups = _grouped(trial, [parameter for parameter in model.parameters() if parameter.requires_grad], decay)
-    match name:
-        case "adadelta":
-            return (torch.optim.Adadelta(groups, rate),)
-        case "adam":
-            return (torch.optim.Adam(groups, rate),)
-        case "adamw":
-            return (_adamw(groups, rate, **own),)
-        case "nadamw":
-            betas = (0.9, own.get("beta2", 0.999))
-            return (torch.optim.NAdam(groups, rate, betas, decoupled_weight_decay=True, capturable=_on_device(groups)),)
-        case "schedule-free":
-            return (ScheduleFree(groups, lr=rate, **own),)
-        case "soap":
-            return (Soap(groups, lr=rate, **own),)
-        case "kron":
-            return (kron(groups, rate, float(trial.get("momentum", MOMENTUM))),)
-    momentum = float(trial.get("momentum", 0.0 if name in ("sgd", "kfac") else MOMENTUM))
-    return (torch.optim.SGD(groups, rate, momentum=momentum, nesterov=name == "nesterov"),)
+    betas, share = (0.9, own.get("beta2", 0.999)), float(trial.get("momentum", MOMENTUM))
+    made: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "adadelta": lambda: torch.optim.Adadelta(groups, rate),
+        "adam": lambda: torch.optim.Adam(groups, rate),
+        "adamw": lambda: _adamw(groups, rate, **own),
+        "nadamw": lambda: torch.optim.NAdam(groups, rate, betas, decoupled_weight_decay=True, capturable=_on_device(groups)),
+        "schedule-free": lambda: ScheduleFree(groups, lr=rate, **own),
+        "soap": lambda: Soap(groups, lr=rate, **own),
+        "kron": lambda: kron(groups, rate, share),
+        "nesterov": lambda: torch.optim.SGD(groups, rate, momentum=share, nesterov=True),
+        "momentum": lambda: torch.optim.SGD(groups, rate, momentum=share),
+    }
+    plain = float(trial.get("momentum", 0.0))
+    return (made[name]() if name in made else torch.optim.SGD(groups, rate, momentum=plain),)
 
 
 def _grouped(trial: Trial, parameters: Sequence[nn.Parameter], decay: float) -> list[dict[str, Any]]:
@@ -90,80 +86,63 @@ def kron(groups: list[dict[str, Any]], rate: float, momentum: float) -> torch.op
     return made
 
 
-def stacked(name: str, ensemble: isaac.Ensemble, rates: Sequence[float]) -> torch.optim.Optimizer:
-    """The same for an ensemble."""
-    if name == "adam":
-        return StackedAdam(ensemble, rates)
-    return StackedSGD(ensemble, rates, momentum=MOMENTUM if name == "momentum" else 0.0)
+class PerCopy(torch.optim.Optimizer):
+    """An optimizer for an ensemble with a learning rate for each copy, fixed once made.
 
+    A parameter moves against what `direction` makes of its gradient and of what is kept for it.
+    """
 
-class _PerCopy(torch.optim.Optimizer, abc.ABC):
-    """An optimizer with a learning rate for each copy, fixed once made."""
-
-    def __init__(self, ensemble: isaac.Ensemble, lr: float | Sequence[float]) -> None:
+    def __init__(
+        self, ensemble: isaac.Ensemble, lr: float | Sequence[float], direction: Callable[[Tensor, dict[str, Any]], Tensor]
+    ) -> None:
         rates = [lr] * ensemble.copies if isinstance(lr, int | float) else list(lr)
         if len(rates) != ensemble.copies or not all(rate > 0 for rate in rates):
             raise ValueError(f"lr must be > 0, one number or one for each of the {ensemble.copies} copies, got {lr}")
         parameters = [p for p in ensemble.parameters() if p.requires_grad]
         super().__init__(parameters, {})
         self.lr = torch.tensor(rates, dtype=parameters[0].dtype, device=parameters[0].device)
+        self._direction = direction
         #: Neighbours with one learning rate are updated by one plain kernel, which is faster than one that reads a rate per
         #: copy.
         self._runs: list[tuple[slice, float]] = []
-        for number, rate in enumerate(rates):
-            if self._runs and self._runs[-1][1] == rate:
-                self._runs[-1] = (slice(self._runs[-1][0].start, number + 1), rate)
-            else:
-                self._runs.append((slice(number, number + 1), rate))
-
-    def _descend(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Move each parameter against its direction, as far as the learning rate of each copy says."""
-        if len(self._runs) > 8:
-            for parameter, direction in pairs:
-                parameter.addcmul_(direction, self.lr.view(-1, *[1] * (parameter.dim() - 1)), value=-1)
-            return
-        for part, rate in self._runs:
-            torch._foreach_add_([p[part] for p, _ in pairs], [d[part] for _, d in pairs], alpha=-rate)
-
-    @abc.abstractmethod
-    def _direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
-        """Against which a parameter moves."""
+        for rate, group in itertools.groupby(enumerate(rates), lambda pair: pair[1]):
+            first, *rest = [number for number, _ in group]
+            self._runs.append((slice(first, first + len(rest) + 1), rate))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all copies."""
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._descend([(p, self._direction(p.grad, self.state[p])) for p in parameters if p.grad is not None])
+        """Update all copies, each as far as its learning rate says."""
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        directions = [self._direction(p.grad, self.state[p]) for p in parameters]
+        if len(self._runs) > 8:
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter.addcmul_(direction, self.lr.view(-1, *[1] * (parameter.dim() - 1)), value=-1)
+            return
+        for part, rate in self._runs:
+            torch._foreach_add_([p[part] for p in parameters], [d[part] for d in directions], alpha=-rate)
 
 
-class StackedSGD(_PerCopy):
-    """Gradient descent for an ensemble, with momentum if asked: `torch.optim.SGD` with a learning rate for each copy."""
-
-    def __init__(self, ensemble: isaac.Ensemble, lr: float | Sequence[float], momentum: float = 0.0) -> None:
-        super().__init__(ensemble, lr)
-        self._momentum = momentum
-
-    def _direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
-        if not self._momentum:
-            return gradient
-        if not state:
-            state["momentum"] = torch.zeros_like(gradient)
-        moved: Tensor = state["momentum"].mul_(self._momentum).add_(gradient)
-        return moved
+def per_copy(name: str, ensemble: isaac.Ensemble, lr: float | Sequence[float]) -> PerCopy:
+    """`torch.optim.SGD`, alone or with momentum, or `torch.optim.Adam`, with a learning rate for each copy."""
+    return PerCopy(ensemble, lr, {"sgd": lambda gradient, _: gradient, "momentum": _momentum, "adam": _adam}[name])
 
 
-class StackedAdam(_PerCopy):
-    """`torch.optim.Adam` for an ensemble, with a learning rate for each copy."""
+def _momentum(gradient: Tensor, state: dict[str, Any]) -> Tensor:
+    if not state:
+        state["momentum"] = torch.zeros_like(gradient)
+    moved: Tensor = state["momentum"].mul_(MOMENTUM).add_(gradient)
+    return moved
 
-    def _direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
-        if not state:
-            # float64, because 1 − β² loses five digits in float32 at the first steps
-            state["step"] = torch.zeros((), dtype=torch.float64, device=gradient.device)
-            state["mean"], state["square"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
-        first, second = BETAS
-        step = state["step"].add_(1)
-        state["mean"].lerp_(gradient, 1 - first)
-        state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        root = (state["square"] / (1 - second**step)).sqrt_().add_(SMALLEST)
-        direction: Tensor = state["mean"] / (root * (1 - first**step))
-        return direction
+
+def _adam(gradient: Tensor, state: dict[str, Any]) -> Tensor:
+    if not state:
+        # float64, because 1 − β² loses five digits in float32 at the first steps
+        state["step"] = torch.zeros((), dtype=torch.float64, device=gradient.device)
+        state["mean"], state["square"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+    first, second = BETAS
+    step = state["step"].add_(1)
+    state["mean"].lerp_(gradient, 1 - first)
+    state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+    root = (state["square"] / (1 - second**step)).sqrt_().add_(SMALLEST)
+    direction: Tensor = state["mean"] / (root * (1 - first**step))
+    return direction

@@ -1,7 +1,7 @@
 """Language models that predict the next character of Shakespeare's plays: GPTs, and the LSTMs of torch-rnn."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isaac_lab import noise
-from isaac_lab.data import shakespeare
-from isaac_lab.workload import Workload, registered
+from isaac_lab.data.text import SHAKESPEARE, shakespeare
+from isaac_lab.workload import Form, registered
 from isaac_lab.workloads.examples import Measured
 
 #: Share of the text to train on; the rest, its end, is for validation.
@@ -39,7 +39,7 @@ class GPT(nn.Module):
         self.dropout = dropout
         self.blocks = nn.Sequential(*(_Block(width, heads, dropout) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters, bias=False)
-        self.register_buffer("places", torch.arange(context), persistent=False)
+        self.places = nn.Buffer(torch.arange(context), persistent=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 # What is added to the stream of residuals is smaller the more of it there is.
@@ -75,9 +75,9 @@ class _Block(nn.Module):
 
 
 class CharacterLSTM(nn.Module):
-    """Embedding, LSTMs one after the other, and a linear layer; each window begins with a state of zeros."""
+    """Embedding, LSTMs one after the other, and a linear layer; each window, of any length, begins with a state of zeros."""
 
-    def __init__(self, characters: int, *, embedded: int, width: int, layers: int) -> None:
+    def __init__(self, characters: int, *, embedded: int, width: int, layers: int, context: int) -> None:
         super().__init__()
         self.characters = nn.Embedding(characters, embedded)
         self.lstm = nn.LSTM(embedded, width, layers, batch_first=True)
@@ -91,23 +91,28 @@ class CharacterLSTM(nn.Module):
 
 
 class Characters(Measured):
-    """Cross-entropy of the next character, by a GPT of this shape, in windows of `context` characters.
+    """Cross-entropy of the next character, by a network of this shape, in windows of `context` characters.
 
     The end of the text is for tests. With the split "validation" the end of the training text stands in its place. A loss is
-    measured on so many windows at most.
+    measured on so many windows at most. The title may name what is in the shape.
     """
 
     metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
-    last = "head"
     at_once = 128
 
-    def __init__(self, text: str, device: str, *, batch: int, measured: int, split: str = "test", **shape: Any) -> None:
+    def __init__(
+        self, form: Form, title: str, network: type[nn.Module], *, batch: int, measured: int = MOST_MEASURED, **shape: Any
+    ) -> None:
+        text, device = shakespeare()[: EXCERPT if form.small else None], form.device
+        self.title, self.checksum = f"{title.format(**shape)}, Shakespeare", SHAKESPEARE.md5
+        self.data = "Shakespeare, first 100,000 characters" if form.small else "Shakespeare"
         self.alphabet = "".join(sorted(set(text)))
-        text = text[: int(TRAINED * len(text))] if split == "validation" else text
+        text = text[: int(TRAINED * len(text))] if form.split == "validation" else text
         number = {character: place for place, character in enumerate(self.alphabet)}
         self.text = torch.tensor([number[character] for character in text]).to(device)
-        self.trained = int(TRAINED * len(text))
-        self.batch, self.context, self._shape, self._device = batch, shape["context"], shape, device
+        self.trained, batch, measured = int(TRAINED * len(text)), form.batch or batch, form.tested or measured
+        self.batch, self.context, self._device = batch, shape["context"], device
+        self.build = partial(network, len(self.alphabet), **shape)
         self._windows = (self.trained - self.context) // self.context
         self.steps = self._windows // batch
         # Windows to measure on are the same for every seed and method; those for validation are its first.
@@ -115,10 +120,6 @@ class Characters(Measured):
         tested = torch.arange(min((len(text) - self.trained - 1) // self.context, measured))
         self._measured = ((chosen * self.context).to(device),)
         self._test = ((self.trained + tested * self.context).to(device),)
-
-    def build(self) -> nn.Module:
-        """The transformer."""
-        return GPT(len(self.alphabet), **self._shape)
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Windows side by side from a new first character on, in a new order; the rest that fills no batch is left out."""
@@ -141,58 +142,34 @@ class Characters(Measured):
         return {name: value.double() / self.context for name, value in found.items()}
 
     def hidden(self, model: nn.Module) -> list[Tensor]:
-        """The matrices of the blocks."""
-        blocks = model.get_submodule("blocks")
-        return [layer.weight for layer in blocks.modules() if isinstance(layer, nn.Linear)]
+        """The matrices of the blocks, or of the LSTMs."""
+        return [own for name, own in model.named_parameters() if own.dim() == 2 and name.startswith(("blocks.", "lstm."))]
 
     def _cut(self, starts: Tensor) -> tuple[Tensor, Tensor]:
         windows = self.text[starts[:, None] + torch.arange(self.context + 1, device=self._device)]
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
-class Recurrent(Characters):
-    """The same by LSTMs."""
-
-    def build(self) -> nn.Module:
-        """The LSTMs, with torch's own initial weights."""
-        return CharacterLSTM(len(self.alphabet), **{name: size for name, size in self._shape.items() if name != "context"})
-
-    def hidden(self, model: nn.Module) -> list[Tensor]:
-        """The matrices of the LSTMs."""
-        return [parameter for name, parameter in model.named_parameters() if name.startswith("lstm.weight")]
-
-
-def _made(
-    kind: type[Characters], title: str, small: bool, device: str, shape: Mapping[str, Any], *, tested: int = 0, **options: Any
-) -> Workload:
-    """On all of the text, or on its beginning; the title may name what is in the shape."""
-    options = {"measured": tested or MOST_MEASURED, **shape, **options}
-    made = kind(shakespeare.load()[: EXCERPT if small else None], device, **options)
-    made.data, made.checksum = "Shakespeare, first 100,000 characters" if small else "Shakespeare", shakespeare.FILE.md5
-    made.title = f"{title.format(**options)}, Shakespeare"
-    return made
-
-
 @registered("char-gpt")
-def char_gpt(small: bool, device: str, folder: Path | None) -> Workload:
+def char_gpt(form: Form) -> Characters:
     """4 layers × 256, or 2 × 64."""
     shape = {"layers": 4, "width": 256, "heads": 4, "context": 128, "batch": 32}
     few = {"layers": 2, "width": 64, "heads": 4, "context": 32, "batch": 8, "measured": 64}
-    return _made(Characters, "Character GPT {layers} × {width}", small, device, few if small else shape)
+    return Characters(form, "Character GPT {layers} × {width}", GPT, **(few if form.small else shape))
 
 
 @registered("nano-gpt", "batch", "context", "depth", "width", "tested", "split")
-def nano_gpt(small: bool, device: str, folder: Path | None, *, depth: int = 0, **variant: Any) -> Workload:
+def nano_gpt(form: Form, *, depth: int = 0, **variant: Any) -> Characters:
     """NanoGPT's network for characters: 6 layers × 384, dropout 0.2, weights of the last layer those of the embedding."""
     shape = {"layers": 6, "width": 384, "heads": 6, "context": 256, "batch": 64, "dropout": 0.2, "tied": True}
-    few = shape | {"layers": 2, "width": 48, "context": 32, "batch": 8}
+    shape |= {"layers": 2, "width": 48, "context": 32, "batch": 8} if form.small else {}
     variant |= {"layers": depth} if depth else {}
-    return _made(Characters, "Character GPT {layers} × {width} of nanoGPT", small, device, few if small else shape, **variant)
+    return Characters(form, "Character GPT {layers} × {width} of nanoGPT", GPT, **shape | variant)
 
 
 @registered("char-lstm", "batch", "tested", "split")
-def char_lstm(small: bool, device: str, folder: Path | None, **variant: Any) -> Workload:
+def char_lstm(form: Form) -> Characters:
     """Two LSTMs of 128 units, or of 16."""
     shape = {"embedded": 64, "width": 128, "layers": 2, "context": 50, "batch": 50}
     few = {"embedded": 8, "width": 16, "layers": 2, "context": 20, "batch": 8}
-    return _made(Recurrent, "LSTM 2 × {width} of torch-rnn", small, device, few if small else shape, **variant)
+    return Characters(form, "LSTM 2 × {width} of torch-rnn", CharacterLSTM, **(few if form.small else shape))

@@ -42,7 +42,6 @@ class Encoder:
     tokenizer: Any
     #: Takes the number of outputs; returns the network with a new, random head (and random weights, if they are).
     build: Callable[[int], nn.Module]
-    last: str  # name of the last layer
 
 
 @cache
@@ -64,12 +63,13 @@ def encoder(source: str) -> Encoder:
             tokenizer = library.AutoTokenizer.from_pretrained(place)
             # Of a name on the hub, the folder that it was downloaded to.
             folder = path if local else Path(library.utils.cached_file(place, "config.json")).parent
-            last = [name for name, layer in auto.from_pretrained(place).named_modules() if isinstance(layer, nn.Linear)][-1]
+            auto.from_pretrained(place)
     except EncoderError:
         raise
     # Those who read weights and tokenizers have errors of their own.
     except Exception as error:
-        raise EncoderError(f"{source!r} cannot be read ({_first_line(error)}): {WANTED}") from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise EncoderError(f"{source!r} cannot be read ({reason}): {WANTED}") from None
     if tokenizer.pad_token is None:
         raise EncoderError(f"{source!r} has a tokenizer without a padding token: {WANTED}")
     weights = _checksum(folder)
@@ -79,7 +79,7 @@ def encoder(source: str) -> Encoder:
             made: nn.Module = auto.from_pretrained(folder, num_labels=outputs)
         return made.float()
 
-    return Encoder(KNOWN.get(weights) or (path.resolve() if local else path).name, weights, tokenizer, build, last)
+    return Encoder(KNOWN.get(weights) or (path.resolve() if local else path).name, weights, tokenizer, build)
 
 
 @cache
@@ -114,7 +114,7 @@ def tiny() -> Encoder:
         made: nn.Module = library.AutoModelForSequenceClassification.from_config(config)
         return made
 
-    return Encoder(TINY, "", tokenizer, build, "classifier")
+    return Encoder(TINY, "", tokenizer, build)
 
 
 WANTED = (
@@ -157,10 +157,5 @@ def _checksum(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

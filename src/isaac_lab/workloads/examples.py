@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from isaac_lab import noise
 from isaac_lab.data.files import md5
 from isaac_lab.trial import TrialError
-from isaac_lab.workload import Workload
+from isaac_lab.workload import Form, Workload
 
 #: One in so many training examples is cut off for searches.
 VALIDATED = 10
@@ -26,6 +26,16 @@ def cut(count: int, split: str, examples: int = 0) -> tuple[Tensor, Tensor]:
     if not 0 <= examples <= count - held:
         raise TrialError(f"examples must be at most {count - held}, all that there are, got {examples}")
     return order[: examples or count - held], order[count - held :]
+
+
+def parted(
+    train: Sequence[Tensor], test: Sequence[Tensor], form: Form, *, shuffled: bool = False
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """What is trained on and what is measured; all as they come, unless the form wants a part or they are to be shuffled."""
+    if form.split == "test" and not form.examples and not shuffled:
+        return train, test
+    chosen, held = cut(len(train[0]), form.split, form.examples)
+    return [x[chosen] for x in train], [x[held] for x in train] if form.split == "validation" else test
 
 
 class Measured(Workload):
@@ -65,53 +75,43 @@ class Examples(Measured):
     A subclass has its `criterion` unless that is the squared error, and says what else is measured.
 
     Args:
+        form: In which it is wanted.
         train: Tensors of one length: inputs, targets.
         test: The same for tests.
-        device: "cpu" or "cuda".
         source: What the data are called, and their checksum; without it they are generated, and it is taken here.
         build: Makes the network.
         title: Of the workload.
-        batch: Examples of a step; the last one of an epoch has the rest. 0 for all.
-        examples: At most so many to train on; 0 for all.
-        tested: At most so many are measured, of those to train on and those for tests; 0 for the usual number.
-        split: With "validation" a tenth of the training examples stands in place of those for tests.
+        batch: The usual number of examples of a step; the last one of an epoch has the rest. 0 for all.
     """
 
     criterion: Callable[..., Tensor] = staticmethod(F.mse_loss)
+    most_measured = MOST_MEASURED
 
     def __init__(
         self,
+        form: Form,
         train: Sequence[Tensor],
         test: Sequence[Tensor],
-        device: str,
         source: tuple[str, str] | str,
         build: Callable[[], nn.Module],
         title: str,
         *,
         batch: int,
-        examples: int = 0,
-        tested: int = 0,
-        split: str = "test",
     ) -> None:
         if isinstance(source, str):
             source = source, md5(b"".join(x.numpy().tobytes() for x in (*train, *test)))
         self.data, self.checksum = source
-        self._build, self.title = build, title
-        chosen, held = cut(len(train[0]), split, examples)
-        self._device, most = device, tested or MOST_MEASURED
-        self._train = tuple(tensor[chosen].to(device) for tensor in train)
-        aside = [tensor[held] for tensor in train] if split == "validation" else test
-        self._test = tuple(tensor[:most].to(device) for tensor in aside)
+        self.build, self.title, self._device = build, title, form.device
+        train, aside = parted(train, test, form, shuffled=True)
+        most = form.tested or self.most_measured
+        self._train = tuple(tensor.to(form.device) for tensor in train)
+        self._test = tuple(tensor[:most].to(form.device) for tensor in aside)
         self._measured = tuple(tensor[:most] for tensor in self._train)
-        count = len(chosen)
+        count, batch = len(train[0]), batch if form.batch is None else form.batch
         if not 0 <= batch <= count:
             raise TrialError(f"batch must be at most {count}, the number of training examples, got {batch}")
         self.batch = batch or count
         self.steps = -(-count // self.batch)
-
-    def build(self) -> nn.Module:
-        """What the subclass said."""
-        return self._build()
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
         """All examples in a new order; the last batch has the rest."""

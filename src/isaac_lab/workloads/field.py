@@ -5,7 +5,6 @@ import io
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from isaac_lab.data import pictures
 from isaac_lab.data.files import md5
-from isaac_lab.workload import registered
+from isaac_lab.workload import Form, registered
 from isaac_lab.workloads.examples import Examples, decibels
 from isaac_newton.math.likelihood import likelihood_of
 
@@ -25,11 +24,9 @@ FREQUENCY = 30.0
 class FourierFeatures(nn.Module):
     """Sines and cosines of so many random frequencies with this standard deviation."""
 
-    frequencies: Tensor
-
     def __init__(self, features: int, spread: float) -> None:
         super().__init__()
-        self.register_buffer("frequencies", torch.randn(2, features) * spread)
+        self.frequencies = nn.Buffer(torch.randn(2, features) * spread)
 
     def forward(self, places: Tensor) -> Tensor:
         """Of places in the unit square."""
@@ -81,27 +78,24 @@ class Field(Examples):
 
     def __init__(
         self,
+        form: Form,
         network: Callable[..., nn.Module],
-        shape: dict[str, Any],
-        device: str,
-        folder: Path | None,
         *,
         picture: str = "flower",
         side: int = 400,
         batch: int = 0,
-        split: str = "test",
+        **shape: Any,
     ) -> None:
-        colours = pictures.load(picture, side, folder)
+        colours = pictures.load(picture, side, form.folder)
         line = torch.arange(side) / side
         places = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1)
         # A SIREN's lie between −1 and 1.
         places = 2 * places - 1 if network is siren else places
         fitted, between = ([x[at::2, at::2].flatten(0, 1) for x in (places, colours)] for at in (0, 1))
         source = f"picture {picture}, {side} × {side}", md5(colours.numpy().tobytes())
-        build, title = partial(network, **shape), f"{TITLES[network]}, {source[0]}"
-        super().__init__(fitted, between, device, source, build, title, batch=batch, tested=side**2, split=split)
-        self._places, self.original = fitted[0].to(device), encoded(fitted[1])
-        self.last = [name for name, layer in self.model(0).named_modules() if isinstance(layer, nn.Linear)][-1]
+        title, self.most_measured = f"{TITLES[network]}, {source[0]}", side**2
+        super().__init__(form, fitted, between, source, partial(network, **shape), title, batch=batch)
+        self._places, self.original = fitted[0].to(form.device), encoded(fitted[1])
 
     def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
         """The squared error of a pixel, the mean of its colours."""
@@ -127,19 +121,10 @@ def encoded(pixels: Tensor) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _field(
-    network: Callable[..., nn.Module],
-    usual: dict[str, Any],
-    small: bool,
-    device: str,
-    folder: Path | None,
-    **options: Any,
-) -> Field:
+def _field(network: Callable[..., nn.Module], usual: dict[str, Any], form: Form, **options: Any) -> Field:
     """Of its usual form, or a small network for a few pixels of a picture that is generated."""
     few = {"picture": pictures.GENERATED, "side": 16, "width": 16} | ({"features": 8} if network is fourier else {})
-    own = (few if small else usual) | options
-    shape = {name: own.pop(name) for name in ("width", "hidden", "features", "spread") if name in own}
-    return Field(network, shape, device, folder, **own)
+    return Field(form, network, **(few if form.small else usual) | options)
 
 
 _VARIANT = ("picture", "side", "batch", "width", "split")

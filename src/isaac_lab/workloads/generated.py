@@ -1,9 +1,8 @@
 """Problems whose examples are generated: antiderivatives for a DeepONet, two half moons for a flow, sums for a TCN."""
 
 import math
-from pathlib import Path
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from isaac_lab import noise
-from isaac_lab.workload import registered
+from isaac_lab.workload import Form, registered
 from isaac_lab.workloads.examples import Examples
 
 #: Of the functions: points at which they are known, the length over which they change, and what is added to the covariance,
@@ -41,7 +40,7 @@ class DeepONet(nn.Module):
         self.branch = nn.Sequential(nn.Linear(POINTS, width), nn.ReLU(), nn.Linear(width, width))
         self.trunk = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
         self.bias = nn.Parameter(torch.zeros(()))
-        self.register_buffer("places", torch.linspace(0, 1, POINTS)[:, None])
+        self.places = nn.Buffer(torch.linspace(0, 1, POINTS)[:, None])
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.xavier_normal_(layer.weight)
@@ -58,14 +57,13 @@ class Antiderivative(Examples):
     """DeepONet's first example: squared error at all points, and the relative error of a function; all are one batch."""
 
     metrics = MappingProxyType({"test_error": "Relative error"})
-    last = "trunk.2"
 
-    def __init__(self, small: bool, device: str, folder: Path | None, *, split: str = "test") -> None:
-        width, examples, tested = (8, 20, 30) if small else (40, 150, 1000)
+    def __init__(self, form: Form) -> None:
+        width, examples, tested = (8, 20, 30) if form.small else (40, 150, 1000)
         # Functions cost nothing, so those for searches are new ones too.
-        train, test = functions(examples, "train"), functions(tested, split)
-        title = f"DeepONet {POINTS}-{width}-{width}, antiderivative"
-        super().__init__(train, test, device, "generated functions", lambda: DeepONet(width), title, batch=0)
+        train, test = functions(examples, "train"), functions(tested, form.split)
+        title, form = f"DeepONet {POINTS}-{width}-{width}, antiderivative", replace(form, split="test")
+        super().__init__(form, train, test, "generated functions", lambda: DeepONet(width), title, batch=0)
 
     def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
         """With the error of each function relative to its norm."""
@@ -85,13 +83,11 @@ def moons(count: int, name: str) -> Tensor:
 class RealNVP(nn.Module):
     """Couplings, each of which moves one coordinate by what two networks say of the other."""
 
-    kept: Tensor
-
     def __init__(self, width: int = 256, couplings: int = 6) -> None:
         super().__init__()
         self.scales = nn.ModuleList(nn.Sequential(_coupling(width), nn.Tanh()) for _ in range(couplings))
         self.shifts = nn.ModuleList(_coupling(width) for _ in range(couplings))
-        self.register_buffer("kept", torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(-(-couplings // 2), 1)[:couplings])
+        self.kept = nn.Buffer(torch.eye(2).repeat(-(-couplings // 2), 1)[:couplings])
 
     def forward(self, points: Tensor) -> Tensor:
         """Minus the logarithm of the density at each point."""
@@ -113,13 +109,11 @@ def _coupling(width: int) -> nn.Sequential:
 class Moons(Examples):
     """Minus the logarithm of the density, in nats; an epoch has as many points as the 5,001 steps of the script draw."""
 
-    last = "shifts.5.4"
-
-    def __init__(self, small: bool, device: str, folder: Path | None, **options: Any) -> None:
-        count, tested, batch = (400, 100, 20) if small else (100 * 5001, 10_000, 100)
-        width, train, test = 16 if small else 256, (moons(count, "train"),), (moons(tested, "test"),)
+    def __init__(self, form: Form) -> None:
+        count, tested, batch, width = (400, 100, 20, 16) if form.small else (100 * 5001, 10_000, 100, 256)
+        train, test = (moons(count, "train"),), (moons(tested, "test"),)
         title = f"RealNVP 6 × {width}, two moons"
-        super().__init__(train, test, device, "generated points", lambda: RealNVP(width), title, batch=batch, **options)
+        super().__init__(form, train, test, "generated points", lambda: RealNVP(width), title, batch=batch)
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over the batch."""
@@ -177,13 +171,9 @@ class _Block(nn.Module):
 class Adding(Examples):
     """The adding problem: squared error of the sum of the two numbers that are marked in a row of `length`."""
 
-    last = "head"
-
-    def __init__(
-        self, small: bool, device: str, folder: Path | None, *, length: int = 0, depth: int = 0, **options: Any
-    ) -> None:
-        length, levels, width = length or (20 if small else 400), depth or (2 if small else 8), 6 if small else 30
-        train = additions(500 if small else 50_000, length, "train")
-        test = additions(100 if small else 1_000, length, "test")
+    def __init__(self, form: Form, *, length: int = 0, depth: int = 0) -> None:
+        usual = (20, 2, 6, 500, 100) if form.small else (400, 8, 30, 50_000, 1_000)
+        length, levels, width = length or usual[0], depth or usual[1], usual[2]
+        train, test = (additions(count, length, name) for count, name in zip(usual[3:], ("train", "test"), strict=True))
         title = f"TCN {levels} × {width}, adding problem of length {length}"
-        super().__init__(train, test, device, "generated sequences", lambda: TCN(levels, width), title, batch=32, **options)
+        super().__init__(form, train, test, "generated sequences", lambda: TCN(levels, width), title, batch=32)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from isaac_lab import noise
 from isaac_lab.data import text
 from isaac_lab.data.text import Kind, Split, TextTask
 from isaac_lab.scores import SCORES
-from isaac_lab.workload import HALF, Workload, registered
+from isaac_lab.workload import HALF, Form, Workload, registered
 from isaac_lab.workloads.encoders import ENCODER as ENCODER
 from isaac_lab.workloads.encoders import MOST_TOKENS, WANTED, Encoder, EncoderError, encoder, quietly, tiny
 from isaac_lab.workloads.examples import cut
@@ -81,12 +80,15 @@ class Glue(Workload):
 
     batch = 8
 
-    def __init__(self, task: TextTask, base: Encoder, device: str, *, batch: int = batch, split: str = "test") -> None:
-        task = _held_out(task) if split == "validation" else task
-        self.batch = batch
+    def __init__(self, task: TextTask, base: Encoder, form: Form) -> None:
+        device = form.device
+        if form.split == "validation":
+            train, dev = (task.train.of(numbers.tolist()) for numbers in cut(len(task.train), "validation"))
+            task = replace(task, train=train, dev=dev)
+        self.batch = self.batch if form.batch is None else form.batch
         self.title = f"{base.name} on {task.title}"
         self.data, self.checksum, self.network, self.weights = task.title, task.checksum, base.name, base.weights
-        self.last, self.task = base.last, task
+        self.task = task
         self.metrics, self._scored = METRICS[task.kind], task.kind == "similarity"
         self._base, self._device = base, device
         self.tensor_cores = device == "cuda"
@@ -150,15 +152,15 @@ class Glue(Workload):
 class FixedLength(Glue):
     """For the time of a step: rows of 64 tokens cut from the training text, without padding, so that all do the same."""
 
-    def __init__(self, task: TextTask, base: Encoder, device: str) -> None:
-        super().__init__(task, base, device)
+    def __init__(self, task: TextTask, base: Encoder, form: Form) -> None:
+        super().__init__(task, base, form)
         self.title += f", {FIXED_LENGTH} tokens each"
         self.names = ("input_ids",)
         stream = self.train.real()
         rows = len(stream) // (FIXED_LENGTH * self.batch) * self.batch
         self.steps = rows // self.batch
         self._rows = stream[: rows * FIXED_LENGTH].view(self.steps, self.batch, FIXED_LENGTH)
-        self._labels = torch.tensor(task.train.labels[:rows], device=device).view(self.steps, self.batch)
+        self._labels = torch.tensor(task.train.labels[:rows], device=form.device).view(self.steps, self.batch)
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
         """In the order of the text."""
@@ -173,19 +175,13 @@ class FixedLength(Glue):
         raise NotImplementedError(f"{self.title} is for the time of a step only")
 
 
-def _held_out(task: TextTask) -> TextTask:
-    """The task with a part of its training examples in place of dev."""
-    train, dev = (task.train.of(numbers.tolist()) for numbers in cut(len(task.train), "validation"))
-    return replace(task, train=train, dev=dev)
-
-
-def _made(kind: type[Glue], name: str, small: bool, device: str, folder: Path | None, **options: Any) -> Workload:
-    if small:
-        return kind(text.load(f"toy-{name}"), tiny(), device, **options)
+def _made(kind: type[Glue], name: str, form: Form) -> Workload:
+    if form.small:
+        return kind(text.load(f"toy-{name}"), tiny(), form)
     source = os.environ.get(ENCODER, "")
     if not source:
         raise EncoderError(f"no encoder is named: {WANTED}")
-    return kind(text.load(name, folder), encoder(source), device, **options)
+    return kind(text.load(name, form.folder), encoder(source), form)
 
 
 registered("cola", "batch", "split")(partial(_made, Glue, "cola"))

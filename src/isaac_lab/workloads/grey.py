@@ -3,9 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from torch.nn import functional as F
 from isaac_lab import noise
 from isaac_lab.data import sets
 from isaac_lab.trial import TrialError
-from isaac_lab.workload import registered
+from isaac_lab.workload import Form, registered
 from isaac_lab.workloads.examples import Examples
 from isaac_newton.math.likelihood import likelihood_of
 
@@ -42,27 +40,16 @@ class MnistCNN(Examples):
 
     criterion = staticmethod(F.cross_entropy)
     metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
-    last = "fc2"
 
-    def __init__(
-        self,
-        small: bool,
-        device: str,
-        folder: Path | None,
-        *,
-        batch: int = 64,
-        channels: int = 0,
-        data: str = "mnist",
-        **options: Any,
-    ) -> None:
+    def __init__(self, form: Form, *, channels: int = 0, data: str = "mnist") -> None:
         if data not in MOMENTS:
             raise TrialError(f"data must be {' or '.join(MOMENTS)}, got {data!r}")
-        (mean, std), found = MOMENTS[data], sets.load("digits" if small else data, folder)
-        side, channels = (8, 4) if small else (28, channels or 32)
+        (mean, std), found = MOMENTS[data], sets.load("digits" if form.small else data, form.folder)
+        side, channels = (8, 4) if form.small else (28, channels or 32)
         pairs = (found.train_images, found.train_labels), (found.test_images, found.test_labels)
         train, test = (((x.view(-1, 1, side, side) - mean) / std, y) for x, y in pairs)
         source, title = (found.name, found.checksum), f"CNN of pytorch/examples, {found.name}"
-        super().__init__(train, test, device, source, lambda: _convnet(side, channels), title, batch=batch, **options)
+        super().__init__(form, train, test, source, lambda: _convnet(side, channels), title, batch=64)
 
 
 class VAE(nn.Module):
@@ -86,16 +73,15 @@ class MnistVAE(Examples):
     """That of pytorch/examples: minus the evidence lower bound of an image."""
 
     metrics = MappingProxyType({"test_reconstruction": "Test cross-entropy"})
-    last = "fc4"
 
-    def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 128, **options: Any) -> None:
-        data = sets.load("digits" if small else "mnist", folder)
-        pixels, (hidden, code) = data.train_images.shape[1], (32, 4) if small else (400, 20)
+    def __init__(self, form: Form) -> None:
+        data = sets.load("digits" if form.small else "mnist", form.folder)
+        pixels, (hidden, code) = data.train_images.shape[1], (32, 4) if form.small else (400, 20)
         random = noise.generator("codes")
         # Those for tests come with the random numbers of their codes, so that measuring draws none.
         train, test = ((x, torch.randn(len(x), code, generator=random)) for x in (data.train_images, data.test_images))
         source, title = (data.name, data.checksum), f"VAE of pytorch/examples, {data.name}"
-        super().__init__(train, test, device, source, lambda: VAE(pixels, hidden, code), title, batch=batch, **options)
+        super().__init__(form, train, test, source, lambda: VAE(pixels, hidden, code), title, batch=128)
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over the batch; the script adds up, which Adam does not see."""
@@ -130,14 +116,13 @@ class DeepAutoencoder(Examples):
     drawn = likelihood_of(nn.BCEWithLogitsLoss(reduction="sum"))
     metrics = MappingProxyType({"test_error": "Squared error of a test image"})
 
-    def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 100, **options: Any) -> None:
-        data = sets.load("digits" if small else "mnist", folder)
-        down = (data.train_images.shape[1], *(size // (8 if small else 1) for size in SIZES[1:-1]), SIZES[-1])
+    def __init__(self, form: Form) -> None:
+        data = sets.load("digits" if form.small else "mnist", form.folder)
+        down = (data.train_images.shape[1], *(size // (8 if form.small else 1) for size in SIZES[1:-1]), SIZES[-1])
         sizes = (*down, *down[-2::-1])
-        self.last = str(2 * len(sizes) - 5)
         train, test, source = (data.train_images,), (data.test_images,), (data.name, data.checksum)
         title = f"Auto-encoder {'-'.join(map(str, down))} with tanh, {data.name}"
-        super().__init__(train, test, device, source, lambda: _deep(sizes), title, batch=batch, **options)
+        super().__init__(form, train, test, source, lambda: _deep(sizes), title, batch=100)
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """Mean over the batch."""

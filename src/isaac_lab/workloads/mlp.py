@@ -1,9 +1,10 @@
 """The paper's fully connected networks: a classifier and the auto-encoder, on MNIST, Fashion-MNIST or the digits."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,50 +14,48 @@ from torch.nn import functional as F
 import isaac_newton as isaac
 from isaac_lab import noise
 from isaac_lab.data import sets
-from isaac_lab.models import AUTOENCODER, relu_layers
 from isaac_lab.trial import TrialError
-from isaac_lab.workload import Workload, registered
-from isaac_lab.workloads.examples import MOST_MEASURED, cut
+from isaac_lab.workload import Form, Workload, registered
+from isaac_lab.workloads.examples import MOST_MEASURED, parted
 
 #: Numbers that an evaluation computes at once in each layer.
 EVALUATED_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
+#: Layer sizes of the paper's auto-encoder, which is that of Botev et al. (2017).
+AUTOENCODER = (784, 1000, 500, 30, 500, 1000, 784)
+
+
+def relu_layers(sizes: Sequence[int]) -> nn.Sequential:
+    """The paper's fully connected networks: linear layers from each size to the next, fc1, fc2, …, with ReLU between them."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
+        layers[f"fc{number}"] = nn.Linear(fan_in, fan_out)
+        if number < len(sizes) - 1:
+            layers[f"relu{number}"] = nn.ReLU()
+    return nn.Sequential(layers)
 
 
 class Network(Workload):
     """Linear layers with ReLU between them, and the cross-entropy of classes; where it is told to, an auto-encoder.
 
-    An incomplete last batch is dropped; other options are as in `examples.Examples`. Where they are `standardized`, the pixels
-    of all images for training have mean 0 and deviation 1, and others are moved alike.
+    An incomplete last batch is dropped. Where they are `standardized`, the pixels of all images for training have mean 0 and
+    deviation 1, and others are moved alike.
     """
 
     flat = True
 
     def __init__(
-        self,
-        name: str,
-        hidden: Sequence[int],
-        device: str,
-        folder: Path | None,
-        *,
-        reconstructs: bool = False,
-        batch: int = 60,
-        examples: int = 0,
-        split: str = "test",
-        standardized: bool = False,
+        self, name: str, hidden: Sequence[int], form: Form, *, reconstructs: bool = False, standardized: bool = False
     ) -> None:
-        data = sets.load(name, folder)
-        inputs, labels, *aside = data.train_images, data.train_labels, data.test_images, data.test_labels
+        data, batch, device = sets.load(name, form.folder), 60 if form.batch is None else form.batch, form.device
         # The same for every seed, so that runs with different seeds differ in nothing else.
-        shuffled = torch.randperm(len(inputs), generator=noise.generator("examples"))
-        if not 0 <= examples <= len(inputs):
-            raise TrialError(f"examples must be at most {len(inputs)}, all that {name} has, got {examples}")
-        if examples or split == "validation":
-            chosen, held = cut(len(inputs), split, examples)
-            aside = [inputs[held], labels[held]] if split == "validation" else aside
-            inputs, labels = inputs[chosen], labels[chosen]
+        shuffled = torch.randperm(len(data.train_images), generator=noise.generator("examples"))
+        if not 0 <= form.examples <= len(shuffled):
+            raise TrialError(f"examples must be at most {len(shuffled)}, all that {name} has, got {form.examples}")
+        train, tests = (data.train_images, data.train_labels), (data.test_images, data.test_labels)
+        (inputs, labels), aside = parted(train, tests, form)
         if standardized:
             mean, deviation = inputs.mean(), inputs.std()
-            inputs, aside[0] = (inputs - mean) / deviation, (aside[0] - mean) / deviation
+            inputs, aside = (inputs - mean) / deviation, ((aside[0] - mean) / deviation, aside[1])
         if not 1 <= batch <= len(inputs):
             raise TrialError(f"batch must be at most {len(inputs)}, the number of training examples, got {batch}")
         if not hidden or min(hidden) < 1:
@@ -73,7 +72,7 @@ class Network(Workload):
         measured = shuffled[shuffled < len(inputs)][:MOST_MEASURED].to(device)
         self.measured = self.inputs[measured], self.targets[measured]
         self.sizes = (inputs.shape[1], *hidden, inputs.shape[1] if reconstructs else data.classes)
-        self.steps, self.last = len(self.inputs) // batch, f"fc{len(self.sizes) - 1}"
+        self.steps = len(self.inputs) // batch
         self.title = f"Auto-encoder {'-'.join(map(str, self.sizes))}, {name}"
         if not reconstructs:
             self.title = f"Classifier of {len(hidden) + 1} layers × {hidden[0]}, {name}"
@@ -149,10 +148,35 @@ class Digits(Network):
         yield from self._in(order)
 
 
+@registered("mnist-mlp", "width", "batch", "data", "examples", "split", "standardized")
+def mnist_mlp(form: Form, *, width: int = 0, data: str = "", standardized: bool = False) -> Workload:
+    """Figure 1's network: four hidden layers of 400, or 50 in the small form."""
+    hidden = [width or (50 if form.small else 400)] * 4
+    return Network(data or ("digits" if form.small else "mnist"), hidden, form, standardized=standardized)
+
+
+def _autoencoder(name: str, form: Form, *, data: str = "") -> Workload:
+    """The paper's, an eighth as wide in the small form."""
+    hidden = [max(8, size // 8) if form.small else size for size in AUTOENCODER[1:-1]]
+    return Network(data or ("digits" if form.small else name), hidden, form, reconstructs=True)
+
+
+for _name, _data in {"mnist-autoencoder": "mnist", "fashion-autoencoder": "fashion-mnist"}.items():
+    registered(_name, "batch", "data", "examples", "split")(partial(_autoencoder, _data))
+# On the digits of scikit-learn: the paper's network, and a small auto-encoder.
+registered("digits-mlp")(partial(Digits, "digits", [400] * 4))
+registered("digits-autoencoder")(partial(Network, "digits", [200, 100, 20, 100, 200], reconstructs=True))
+
+
+@registered("digits-convolutions")
 class Convolutions(Digits):
     """Two convolutions with two linear layers after them, on square images."""
 
     flat = False
+
+    def __init__(self, form: Form) -> None:
+        super().__init__("digits", [128], form)
+        self.title = "Two convolutions and two linear layers, digits"
 
     def build(self) -> nn.Module:
         """With 32 and 64 channels."""
@@ -163,40 +187,3 @@ class Convolutions(Digits):
             *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Flatten(), nn.Linear(64 * (side // 4) ** 2, 128), nn.ReLU(), nn.Linear(128, self.sizes[-1])),
         )
-
-
-@registered("mnist-mlp", "width", "batch", "data", "examples", "split", "standardized")
-def mnist_mlp(small: bool, device: str, folder: Path | None, *, width: int = 0, data: str = "", **options: Any) -> Workload:
-    """Figure 1's network: four hidden layers of 400, or 50 in the small form."""
-    hidden = [width or (50 if small else 400)] * 4
-    return Network(data or ("digits" if small else "mnist"), hidden, device, folder, **options)
-
-
-def _autoencoder(name: str, small: bool, device: str, folder: Path | None, *, data: str = "", **variant: Any) -> Workload:
-    """The paper's, an eighth as wide in the small form."""
-    hidden = [max(8, size // 8) if small else size for size in AUTOENCODER[1:-1]]
-    return Network(data or ("digits" if small else name), hidden, device, folder, reconstructs=True, **variant)
-
-
-for _name, _data in {"mnist-autoencoder": "mnist", "fashion-autoencoder": "fashion-mnist"}.items():
-    registered(_name, "batch", "data", "examples", "split")(partial(_autoencoder, _data))
-
-
-@registered("digits-mlp")
-def digits_mlp(small: bool, device: str, folder: Path | None) -> Workload:
-    """The paper's network on the digits of scikit-learn."""
-    return Digits("digits", [400] * 4, device, folder)
-
-
-@registered("digits-autoencoder")
-def digits_autoencoder(small: bool, device: str, folder: Path | None) -> Workload:
-    """A small auto-encoder on the same."""
-    return Network("digits", [200, 100, 20, 100, 200], device, folder, reconstructs=True)
-
-
-@registered("digits-convolutions")
-def digits_convolutions(small: bool, device: str, folder: Path | None) -> Workload:
-    """A small convolutional network on the same."""
-    made = Convolutions("digits", [128], device, folder)
-    made.title, made.last = "Two convolutions and two linear layers, digits", "10"
-    return made

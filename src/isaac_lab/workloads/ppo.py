@@ -6,7 +6,7 @@ stand and what happened are buffers of the model, so that a checkpoint has them.
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isaac_lab import noise
-from isaac_lab.workload import Workload, registered
+from isaac_lab.workload import Form, Workload, registered
 
 #: Of Barto, Sutton and Anderson (1983), as in the gym: gravity, mass of the pole and of all, half its length, force, seconds.
 GRAVITY, POLE, WHOLE, HALF, FORCE, TAU = 9.8, 0.1, 1.1, 0.5, 10.0, 0.02
@@ -55,27 +55,15 @@ def _network(outputs: int, last: float) -> nn.Sequential:
 class Player(nn.Module):
     """Actor and critic, so many carts, and what happened in the last round of so many steps."""
 
-    state: Tensor
-    clock: Tensor
-    #: Of each step and cart: the logarithm of the chance of what was done, the critic's value, the advantage, what was
-    #: seen, and whether the push was to the right.
-    chance: Tensor
-    value: Tensor
-    advantage: Tensor
-    seen: Tensor
-    right: Tensor
-
     def __init__(self, length: int, carts: int) -> None:
         super().__init__()
-        self.actor: nn.Module = _network(2, 0.01)
-        self.critic: nn.Module = _network(1, 1.0)
-        self.register_buffer("state", (2 * torch.rand(carts, STATE) - 1) * START)
-        self.register_buffer("clock", torch.zeros(carts))
-        shape = length, carts
-        for name in ("chance", "value", "advantage"):
-            self.register_buffer(name, torch.zeros(shape))
-        self.register_buffer("seen", torch.zeros(*shape, STATE))
-        self.register_buffer("right", torch.zeros(shape, dtype=torch.bool))
+        self.actor, self.critic = _network(2, 0.01), _network(1, 1.0)
+        self.state, self.clock = nn.Buffer((2 * torch.rand(carts, STATE) - 1) * START), nn.Buffer(torch.zeros(carts))
+        # Of each step and cart: the logarithm of the chance of what was done, the critic's value, the advantage, what was
+        # seen, and whether the push was to the right.
+        self.chance, self.value, self.advantage = (nn.Buffer(torch.zeros(length, carts)) for _ in range(3))
+        self.seen = nn.Buffer(torch.zeros(length, carts, STATE))
+        self.right = nn.Buffer(torch.zeros(length, carts, dtype=torch.bool))
 
     @torch.no_grad()
     def play(self, numbers: Tensor) -> None:
@@ -108,20 +96,14 @@ class CartPole(Workload):
     """
 
     metrics = MappingProxyType({"test_return": "Return of a round"})
-    last = "critic.4"
     data = "cart and pole, generated"
 
-    def __init__(
-        self, small: bool, device: str, folder: Path | None, *, length: int = 0, carts: int = 0, split: str = "test"
-    ) -> None:
-        length, carts = length or (16 if small else 128), carts or (2 if small else 4)
-        self._device, self._length, self._carts, self._split = device, length, carts, split
+    def __init__(self, form: Form, *, length: int = 0, carts: int = 0) -> None:
+        length, carts = length or (16 if form.small else 128), carts or (2 if form.small else 4)
+        self._device, self._length, self._carts, self._split = form.device, length, carts, form.split
+        self.build = partial(Player, length, carts)
         self.batch, self.steps = length * carts // PARTS, PASSES * PARTS
         self.title = f"PPO of CleanRL, cart and pole, {carts} × {length}"
-
-    def build(self) -> nn.Module:
-        """Actor and critic with orthogonal weights."""
-        return Player(self._length, self._carts)
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Numbers of the steps to learn from; the first batch brings the random numbers to play with."""
@@ -153,14 +135,12 @@ class CartPole(Workload):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The critic's squared error on the last round, how far the return is from the best, and the return."""
+        """The critic's squared error on the last round, how far the return is from the best, and the return.
+
+        The return is the mean of rounds that are always the same but for what the actor does.
+        """
         assert isinstance(model, Player)
         error = (model.critic(model.seen).squeeze(2) - model.value - model.advantage).square().mean().item()
-        played = self._play(model)
-        return {"train_loss": error, "test_loss": LONGEST - played, "test_return": played}
-
-    def _play(self, model: Player) -> float:
-        """The mean return of rounds that are always the same but for what the actor does."""
         random = noise.generator("rounds", self._split)
         state = (2 * torch.rand(MEASURED, STATE, generator=random) - 1).to(self._device) * START
         numbers = torch.rand(LONGEST, MEASURED, generator=random).to(self._device)
@@ -173,4 +153,5 @@ class CartPole(Workload):
             standing &= ~fallen(state)
             if not standing.any():
                 break
-        return total.mean().item()
+        played = total.mean().item()
+        return {"train_loss": error, "test_loss": LONGEST - played, "test_return": played}

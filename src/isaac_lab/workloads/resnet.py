@@ -1,9 +1,9 @@
 """Networks on CIFAR-10: ResNet-18 as in Figure 6, a small vision transformer, and super-resolution."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from isaac_lab import noise
 from isaac_lab.data import images
-from isaac_lab.models import ResNet18
-from isaac_lab.workload import HALF, registered
-from isaac_lab.workloads.examples import Examples, Measured, cut, decibels
+from isaac_lab.workload import HALF, Form, registered
+from isaac_lab.workloads.examples import Examples, Measured, decibels, parted
 
 NAME = "cifar-resnet18"
 #: Pixels of black on each side, within which a crop moves.
@@ -31,67 +30,87 @@ FACTOR, SIDE = 3, 30
 BRIGHTNESS = (0.299, 0.587, 0.114)
 
 
+class ResNet18(nn.Module):
+    """ResNet-18 for images of 32 × 32: a 3 × 3 stem and no pooling before the first of four stages; each doubles the width."""
+
+    def __init__(self, *, classes: int = 10, width: int = 64) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        channels = [width, width, 2 * width, 4 * width, 8 * width]
+        blocks: list[nn.Module] = []
+        for before, after in pairwise(channels):
+            blocks += [_Block(before, after, stride=1 if before == after else 2), _Block(after, after, stride=1)]
+        self.blocks = nn.Sequential(*blocks)
+        self.fc = nn.Linear(channels[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (batch, classes) of images (batch, 3, height, width)."""
+        logits: Tensor = self.fc(self.blocks(self.stem(images)).mean((2, 3)))
+        return logits
+
+
+class _Block(nn.Module):
+    """Two 3 × 3 convolutions beside a shortcut."""
+
+    def __init__(self, before: int, after: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(after)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual: Tensor = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(residual + self.shortcut(x))
+
+
 @registered(NAME, "batch", "examples", "tested", "split")
 class ResNet(Measured):
     """Ten classes of images of 32 × 32, padded, cropped and mirrored on the device.
 
     Weights are float32. On CUDA, or where `half` says so, the network runs in bfloat16 under autocast, and what is left in
-    float32 may use TF32. Measured are all tests and 10,000 training images, or at most `tested` of each; other options are as
-    in `examples.Examples`. The small form has few generated images and an eighth of the channels.
+    float32 may use TF32. Measured are all tests and 10,000 training images, or at most `tested` of each.
+    The small form has few generated images and an eighth of the channels.
     """
 
     batch = 100
-    last = "fc"
     metrics = MappingProxyType({"test_accuracy": "Test accuracy"})
     at_once = 1000
     #: Whether weights, like the images, have their channels innermost, as tensor cores like them.
     channels_last = True
+    called = "ResNet-18", f" of width {SMALL_WIDTH}"  # and what is said of the small form
+    made_by: type[nn.Module] = ResNet18
+    few: Mapping[str, int] = {"width": SMALL_WIDTH}  # sizes of the small form
 
-    def __init__(
-        self,
-        small: bool,
-        device: str,
-        folder: Path | None,
-        *,
-        half: bool | None = None,
-        batch: int = 0,
-        examples: int = 0,
-        tested: int = 0,
-        split: str = "test",
-    ) -> None:
-        found = images.load("toy-images" if small else "cifar-10", folder)
+    def __init__(self, form: Form, *, half: bool | None = None) -> None:
+        small, device = form.small, form.device
+        found = images.load("toy-images" if small else "cifar-10", form.folder)
         count, tests = (SMALL_TRAIN, SMALL_TEST) if small else (len(found.train), len(found.test))
         self.data, self.checksum = found.title, found.checksum
-        self.batch = batch or (SMALL_BATCH if small else self.batch)
+        self.batch = form.batch or (SMALL_BATCH if small else self.batch)
         self.half = device == "cuda" if half is None else half
-        self._device, self._small, self._classes = device, small, found.classes
+        self._device, self.build = device, partial(self.made_by, classes=found.classes, **(self.few if small else {}))
         inner, other = (x.permute(0, 2, 3, 1).contiguous() for x in (found.train[:count], found.test[:tests]))
-        labels, aside = found.train_labels[:count], (other, found.test_labels[:tests])
-        if split == "validation" or examples:
-            chosen, held = cut(count, split, examples)
-            aside = (inner[held], labels[held]) if split == "validation" else aside
-            inner, labels = inner[chosen], labels[chosen]
+        (inner, labels), aside = parted((inner, found.train_labels[:count]), (other, found.test_labels[:tests]), form)
         self._padded, self._labels = F.pad(inner, (0, 0, PAD, PAD, PAD, PAD)).to(device), labels.to(device)
-        self._test = aside[0][: tested or None].to(device), aside[1][: tested or None].to(device)
+        self._test = tuple(x[: form.tested or None].to(device) for x in aside)
         # The same for every seed and method.
-        measured = torch.randperm(len(labels), generator=noise.generator("examples"))[: tested or MOST_MEASURED]
+        measured = torch.randperm(len(labels), generator=noise.generator("examples"))[: form.tested or MOST_MEASURED]
         self._measured = inner[measured].to(device), labels[measured].to(device)
         mean, std = (torch.tensor(values, device=device) for values in (found.mean, found.std))
         self._scale, self._shift = 1 / (255 * std), -mean / std
         self.steps = len(labels) // self.batch
         self.tensor_cores = device == "cuda" and self.half
-        self.arithmetic = _arithmetic(device, self.half)
-        self.title = f"{self._name()}, {found.title}"
+        # Torch allows TF32 in convolutions unless it is told otherwise.
+        full = "float32, TF32 in convolutions" if device == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
+        self.arithmetic = (HALF if device == "cuda" else "bfloat16 autocast, float32 weights") if self.half else full
+        self.title = f"{self.called[0]}{self.called[1] * small}, {found.title}"
         if device == "cuda":
             # All batches have one shape: the search for the fastest kernels is made once, before a graph is captured.
             torch.backends.cudnn.benchmark = True
-
-    def _name(self) -> str:
-        return "ResNet-18" + (f" of width {SMALL_WIDTH}" if self._small else "")
-
-    def build(self) -> nn.Module:
-        """ResNet-18 in its form for small images."""
-        return ResNet18(classes=self._classes, **({"width": SMALL_WIDTH} if self._small else {}))
 
     def model(self, seed: int) -> nn.Module:
         """In the layout of the images."""
@@ -145,13 +164,6 @@ def crops(
     return padded[which[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def _arithmetic(device: str, half: bool) -> str:
-    if half:
-        return HALF if device == "cuda" else "bfloat16 autocast, float32 weights"
-    # Torch allows TF32 in convolutions unless it is told otherwise.
-    return "float32, TF32 in convolutions" if device == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
-
-
 class VisionTransformer(nn.Module):
     """ViT-tiny, on patches of so many pixels a side, with a token for the class."""
 
@@ -180,15 +192,10 @@ class VisionTransformer(nn.Module):
 class ViT(ResNet):
     """The same images with another network."""
 
-    last = "head"
     channels_last = False
-
-    def _name(self) -> str:
-        return "ViT-tiny" + (", 2 layers of width 32" if self._small else "")
-
-    def build(self) -> nn.Module:
-        """The transformer."""
-        return VisionTransformer(self._classes, **({"width": 32, "layers": 2, "heads": 2, "patch": 8} if self._small else {}))
+    called = "ViT-tiny", ", 2 layers of width 32"
+    made_by = VisionTransformer
+    few: Mapping[str, int] = {"width": 32, "layers": 2, "heads": 2, "patch": 8}
 
 
 def pairs(found: UInt8[Tensor, "images 3 32 32"]) -> tuple[Tensor, Tensor]:
@@ -219,15 +226,14 @@ class SuperResolution(Examples):
     """The network of pytorch/examples: squared error of a pixel; reported is the PSNR."""
 
     metrics = MappingProxyType({"test_psnr": "PSNR"})
-    last = "6"
 
-    def __init__(self, small: bool, device: str, folder: Path | None, *, batch: int = 0, **options: Any) -> None:
-        found = images.load("toy-images" if small else "cifar-10", folder)
-        train, test = (pairs(part[:60] if small else part) for part in (found.train, found.test))
+    def __init__(self, form: Form) -> None:
+        found = images.load("toy-images" if form.small else "cifar-10", form.folder)
+        train, test = (pairs(part[:60] if form.small else part) for part in (found.train, found.test))
         # 289 images of 30 × 30 have as many pixels as the script's four of 255 × 255.
-        batch, channels = batch or (10 if small else 289), 8 if small else 64
+        batch, channels = (10, 8) if form.small else (289, 64)
         source, title = (found.title, found.checksum), f"Super-resolution, {found.title}"
-        super().__init__(train, test, device, source, lambda: SubPixel(channels), title, batch=batch, **options)
+        super().__init__(form, train, test, source, lambda: SubPixel(channels), title, batch=batch)
 
     def sums(self, model: nn.Module, *tensors: Tensor) -> dict[str, Tensor]:
         """Mean squared error of each image."""

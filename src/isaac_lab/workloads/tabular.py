@@ -1,9 +1,7 @@
 """A fully connected network on a table, as the benchmarks of tabular learning train it: Diamonds, or diabetes."""
 
 import math
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 from isaac_lab import noise
 from isaac_lab.data import tables
 from isaac_lab.data.tables import Columns
-from isaac_lab.workload import registered
+from isaac_lab.workload import Form, registered
 from isaac_lab.workloads.examples import Examples
 
 #: One row in so many is for tests.
@@ -45,14 +43,13 @@ class Tabular(Examples):
     """Five hidden layers, squared error of the target; reported is its root, in standard deviations."""
 
     metrics = MappingProxyType({"test_rmse": "Test RMSE"})
-    last = "15"
 
-    def __init__(self, small: bool, device: str, folder: Path | None, *, width: int = 0, **options: Any) -> None:
-        columns = tables.load("diabetes" if small else "diamonds", folder)
+    def __init__(self, form: Form, *, width: int = 0) -> None:
+        columns = tables.load("diabetes" if form.small else "diamonds", form.folder)
         source, (train, test) = (columns.title, columns.checksum), prepared(columns)
-        width, batch = (width or 16, 64) if small else (width or 784, 512)
+        width, batch = (width or 16, 64) if form.small else (width or 784, 512)
         title, inputs = f"MLP 5 × {width}, {columns.title}", train[0].shape[1]
-        super().__init__(train, test, device, source, lambda: _network(inputs, width), title, batch=batch, **options)
+        super().__init__(form, train, test, source, lambda: _network(inputs, width), title, batch=batch)
 
     def named(self, train: dict[str, float], test: dict[str, float]) -> dict[str, float]:
         """The root of the test loss."""

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from isaac_lab.data.catalogue import SETS
+from isaac_lab.data.files import SETS
 from isaac_lab.record import Record
 from isaac_lab.records import StoreError
 from isaac_lab.stats import against

@@ -12,7 +12,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from isaac_lab.data.catalogue import SETS
+from isaac_lab.data.files import SETS
 from isaac_lab.record import Record
 from isaac_lab.studies.paper.halving import searches, stable
 from isaac_lab.study import Arm, Kept, Search, lowest, resolve
