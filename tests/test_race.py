@@ -36,11 +36,10 @@ from isaac_lab.records import StoreError
 from isaac_lab.report import docs, race_rules
 from isaac_lab.report import race as report
 from isaac_lab.stats import holm, paired, sample
-from isaac_lab.studies import decides
 from isaac_lab.studies.calls import Means
 from isaac_lab.studies.race import race, runner, standings
 from isaac_lab.studies.race.race import COURSES, ENTRANTS, RULES, SCALES, Course, Range, arms, due, entrants
-from isaac_lab.study import resolve
+from isaac_lab.study import decides, resolve
 from isaac_lab.training import Options, StoppedError, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import _load, load

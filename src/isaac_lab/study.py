@@ -16,9 +16,14 @@ class Kept(Protocol):
         """The record of a run, or None."""
 
 
-def lowest(quantity: str) -> Callable[[Record], float]:
-    """A value of a run: a quantity at its end; infinite where it diverged."""
-    return lambda record: record.final(quantity)
+def decides(quantity: str, *, higher: bool = False) -> Callable[[Record], float]:
+    """What decides in a search: a quantity at the end of a run; lower is better, infinite where it diverged."""
+
+    def value(record: Record) -> float:
+        found = record.final(quantity)
+        return -found if higher and math.isfinite(found) else found
+
+    return value
 
 
 @dataclass(frozen=True)

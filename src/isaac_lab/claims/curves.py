@@ -9,9 +9,9 @@ from statistics import fmean, median
 import numpy as np
 
 from isaac_lab.claims.evidence import Check, Evidence, Finding, decide, unknown
-from isaac_lab.claims.grids import SAME, Test, behind, scales
+from isaac_lab.claims.grids import SAME, behind, scales
 from isaac_lab.record import Record
-from isaac_lab.studies.paper.fig5 import SELECTIONS
+from isaac_lab.studies.paper.figures import SELECTIONS
 from isaac_lab.studies.paper.recipe import Outcome
 
 #: "Almost identical": so much relative difference of two losses; a line in a plot of a few decades is about as thick.
@@ -25,10 +25,10 @@ DRAWN = [f"{group} {damping}" for group in METHODS.values() for damping in ("0.1
 SMALLER = [f"{group} {damping}" for group in ("kfac", "zeta") for damping in ("0.001", "0.0001")]
 
 
-def curves(panel: tuple[str, str], groups: Sequence[str] = ()) -> Callable[[Test], Check]:
+def curves(panel: tuple[str, str], groups: Sequence[str] = ()) -> Callable[[Callable[[Outcome], tuple[bool, str]]], Check]:
     """The check that the curves of a panel pass a test, if it has been run with these groups."""
 
-    def made(test: Test) -> Check:
+    def made(test: Callable[[Outcome], tuple[bool, str]]) -> Check:
         @wraps(test)
         def check(evidence: Evidence) -> Finding:
             outcome = evidence.outcome(*panel)

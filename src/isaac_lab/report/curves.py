@@ -11,7 +11,7 @@ from isaac_lab.record import Record
 from isaac_lab.report import WORDS
 from isaac_lab.report.tables import Row, Table, table
 from isaac_lab.report.views import rate, setting
-from isaac_lab.studies.paper import fig5, figA1
+from isaac_lab.studies.paper import figures
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.recipe import Outcome
 from isaac_lab.words import number, percent
@@ -25,7 +25,7 @@ def _styles(names: Sequence[str]) -> dict[str, Method]:
     """By group, how its curve looks."""
     found = {}
     for group, own in ((group, own) for name in names for group, own in WORDS["styles"][name].items()):
-        label = own["label"].format(damping=f"{figA1.DAMPING:g}", batch=figA1.BATCH)
+        label = own["label"].format(damping=f"{figures.DAMPING:g}", batch=figures.BATCH)
         found[group] = Method(label, Look.of(**{key: own[key] for key in own if key != "label"}), label.startswith("ζ*"))
     return found
 
@@ -51,7 +51,7 @@ def figure(view: View) -> Figure:
     several = len({record.trial.seed for outcome in view.outcomes for record in outcome.all()}) > 1
     bands = " Bands: from the lowest to the highest seed." if several else ""
     wanted = [x for x in shown["across"] if measured or x != SECONDS_LOG]
-    reading = shown["reading"].format(layers=f"{fig5.DAMPING:g}")
+    reading = shown["reading"].format(layers=f"{figures.DAMPING:g}")
     return lines.figure(
         f"figure-{own}",
         [Panel(own, "", alt, drawn)],

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from isaac_lab.record import Record, Store
-from isaac_lab.studies import decides
-from isaac_lab.study import Arm, Search, by_seed, resolve
+from isaac_lab.study import Arm, Search, by_seed, decides, resolve
 from isaac_lab.trial import Trial, Value
 
 STEPS, POINTS, WARM_UP = 300, 12, 20

@@ -8,9 +8,9 @@ from typing import Any
 from isaac_lab.data.files import DataError
 from isaac_lab.products import threads
 from isaac_lab.record import Store
-from isaac_lab.studies import decides, finals, hashed, rules
+from isaac_lab.studies import finals, hashed, rules
 from isaac_lab.studies.calls import Means, clock, train
-from isaac_lab.study import Arm, Search, resolve
+from isaac_lab.study import Arm, Search, decides, resolve
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
 

@@ -22,7 +22,7 @@ from isaac_lab.studies.paper.larger import MODES as MODES
 from isaac_lab.studies.paper.larger import Method
 from isaac_lab.studies.paper.recipe import Experiment
 from isaac_lab.studies.paper.runner import perform
-from isaac_lab.study import Arm, Result, Search, lowest, resolve
+from isaac_lab.study import Arm, Result, Search, decides, resolve
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
 from isaac_lab.workloads import resnet
@@ -108,7 +108,7 @@ def arms(budget: Budget, seeds: int) -> dict[tuple[str, str], Arm]:
             f"{setting}/{name}",
             lambda best: () if best is None else budget.runs(setting, best, seeds),
             (
-                Search(lambda _: budget.candidates(setting, name), lowest("train_loss")),
+                Search(lambda _: budget.candidates(setting, name), decides("train_loss")),
                 Search(lambda best: () if best is None else budget.compared(setting, best), _error),
             ),
         )
@@ -275,11 +275,10 @@ def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequenc
     return notes if "max_rows" in methods else [*notes, say["rows"]]
 
 
-EXPERIMENT = Experiment(
+FIG6 = Experiment(
     "fig6",
     "Figure 6",
     "ResNet-18 on CIFAR-10 with and without momentum and weight decay, ζ* in the last layer and in all",
-    executor="local",
     measure=measure,
     summary=summary,
 )

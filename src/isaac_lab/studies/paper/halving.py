@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from isaac_lab.record import Record
-from isaac_lab.study import Kept, Search, lowest
+from isaac_lab.study import Kept, Search, decides
 from isaac_lab.trial import Trial
 
 #: Added to the seeds: no run that chooses is one that is shown.
@@ -67,7 +67,7 @@ def searches(
 
     def search(number: int) -> Search:
         # Where every rate has diverged in the end, nothing is left to be run.
-        return Search(lambda _: candidates(number), lowest("train_loss") if number == last else _value)
+        return Search(lambda _: candidates(number), decides("train_loss") if number == last else _value)
 
     last = len(ROUNDS) + STEPS - 1
     return tuple(search(number) for number in range(last + 1))

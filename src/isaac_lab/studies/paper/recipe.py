@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.record import Record
 from isaac_lab.studies.paper.halving import searches, stable
-from isaac_lab.study import Arm, Kept, Search, lowest, resolve
+from isaac_lab.study import Arm, Kept, Search, decides, resolve
 from isaac_lab.trial import Trial, TrialError, Value, parse
 from isaac_lab.workloads.examples import VALIDATED
 
@@ -142,7 +142,7 @@ class Experiment:
     shows: str
     panels: Callable[[Scale], tuple[Panel, ...]] = lambda scale: ()
     #: Unless the command line says otherwise.
-    executor: Literal["ensemble", "local"] = "ensemble"
+    executor: Literal["ensemble", "local"] = "local"
     #: What there is to do besides panels: the times of steps, for Table 2; all of Table 1 and Figure 6.
     measure: Callable[["View"], None] = lambda view: None
     #: What pages and claims need of it, where there are no panels.
@@ -265,9 +265,8 @@ def _rates_of(cell: Trial, scale: Scale) -> tuple[float, ...]:
     return (*scale.rates, *SMALLER_RATES) if scale.halving else scale.rates
 
 
-def final_loss(record: Record) -> float:
-    """The last training loss; infinite for a run that diverged."""
-    return record.final("train_loss")
+#: The last training loss; infinite for a run that diverged.
+final_loss = decides("train_loss")
 
 
 def arms(panel: Panel, scale: Scale, settings: Sequence[str] = (), kept: Kept = MappingProxyType({})) -> dict[str, Arm]:
@@ -278,7 +277,7 @@ def arms(panel: Panel, scale: Scale, settings: Sequence[str] = (), kept: Kept = 
         if scale.halving and not _fixed(settings):
             return searches(_rates_of(group.cells[0], scale), group.tuned_on, lasting, kept)
         candidates = trials(group, scale, settings)
-        return (Search(lambda _: candidates, lowest("train_loss")),)
+        return (Search(lambda _: candidates, final_loss),)
 
     def arm(group: Group) -> Arm:
         def finals(best: Trial | None) -> Sequence[Trial]:

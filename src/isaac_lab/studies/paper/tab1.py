@@ -306,11 +306,10 @@ def _notes(run: Run, device: str, timed: Mapping[str, Any], store: Store) -> lis
     return notes
 
 
-EXPERIMENT = Experiment(
+TAB1 = Experiment(
     "tab1",
     "Table 1",
     "the encoder of --model fine-tuned on CoLA, MRPC and STS-B: scores of ∇ and ζ* over seeds",
-    executor="local",
     measure=measure,
     summary=summary,
 )

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from isaac_lab.method import METHODS
-from isaac_lab.studies import decides, finals, hashed, rules
-from isaac_lab.study import Arm, Kept, Result, Search, resolve
+from isaac_lab.studies import finals, hashed, rules
+from isaac_lab.study import Arm, Kept, Result, Search, decides, resolve
 from isaac_lab.trial import Trial, Value
 
 _TEXT: Mapping[str, Any] = rules("race/rules.toml")
