@@ -17,6 +17,7 @@ from isaac_lab.records import origin
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
 
+MODES = ("eager", "captured")
 #: Seconds of a method's turn: several of the longest periods in which a method does something once.
 TURN = 0.2
 #: Batches that a method goes round and round with; PPO plays once in so many steps.

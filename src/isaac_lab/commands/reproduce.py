@@ -92,7 +92,7 @@ def _perform(experiment: "Experiment", request: "Request", console: Console, *, 
     work = training.Work(
         train=lambda means: runner.run(experiment, replace(request, means=means)),
         show=lambda: _show(runner.known(experiment, request), console),
-        errors={runner.NothingToDrawError: "--out", runner.UnknownPanelError: "--panels"},
+        errors={runner.UnknownPanelError: "--panels"},
     )
     training.perform(work, replace(means, call=call), console, request.out, draw_only=draw_only)
     console.print()

@@ -31,10 +31,11 @@ class Means:
 
     @contextmanager
     def writing(self, store: Store) -> Iterator[None]:
-        """Be the only one who writes to a store; what a kill had torn is said."""
+        """Be the only one who writes to a store; what a kill had torn is said, what is corrupt before anything is written."""
         with store.writing(self.call.command) as mended:
             for said in mended:
                 self.say(said)
+            store.records()
             yield
 
     @property
@@ -87,12 +88,27 @@ def train(
 
 
 def clock(
-    name: str, timed: Mapping[str, Trial], store: Store, means: Means, said: str, *, again: bool = False, **how: Any
+    name: str,
+    timed: Mapping[str, Trial],
+    store: Store,
+    means: Means,
+    said: str,
+    about: Mapping[str, Any] | None = None,
+    **how: Any,
 ) -> None:
-    """Time the steps of these runs, methods taking turns, unless the store knows; ratios are relative to the first."""
-    if timed and (again or name not in store.times()):
+    """Time the steps of these runs, methods taking turns, unless the store knows; ratios are relative to the first.
+
+    `about` is kept beside the times.
+    """
+    if timed and name not in store.times():
         means.say(said)
-        store.add_times(name, times.measure(timed, device=means.call.device, folder=means.call.folder, **how))
+        options = {"device": means.call.device, "folder": means.call.folder, **how}
+        store.add_times(name, {**times.measure(timed, **options), **(about or {})})
+
+
+def modes(device: str) -> tuple[str, ...]:
+    """In which steps are timed on a device."""
+    return times.MODES if device == "cuda" else times.MODES[:1]
 
 
 def settled(

@@ -16,12 +16,11 @@ from isaac_lab.data.catalogue import SETS
 from isaac_lab.record import Record
 from isaac_lab.records import StoreError
 from isaac_lab.stats import against
+from isaac_lab.studies.calls import train
 from isaac_lab.studies.paper import larger
 from isaac_lab.studies.paper.folder import View
-from isaac_lab.studies.paper.larger import MODES as MODES
 from isaac_lab.studies.paper.larger import Method
 from isaac_lab.studies.paper.recipe import Experiment
-from isaac_lab.studies.paper.runner import perform
 from isaac_lab.study import Arm, Result, Search, decides, resolve
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
@@ -170,8 +169,9 @@ def measure(view: View) -> None:
             own = [every[setting, name] for name in names if (name == "max_rows") is late]
             stages.append((f"fig6: ({setting}) runs of {_epochs(budget.epochs)}", own))
     about = {"id": "fig6", "scale": view.scale.name, "seeds": seeds}
-    clocks = larger.clocks(means, "fig6", lambda _: steps, budget.rounds, command=means.call.command)
-    perform(view.store, means, about, stages, clocks)
+    with means.writing(store := view.store):
+        larger.clocks("fig6", lambda _: steps, budget.rounds, store, means, command=means.call.command)
+        train(stages, store, means, about)
 
 
 def _plan(budget: Budget, seeds: int) -> str:
@@ -187,18 +187,13 @@ def _epochs(number: int) -> str:
     return "1 epoch" if number == 1 else f"{number} epochs"
 
 
-def _newest(view: View, known: Mapping[tuple[str, str], Result]) -> Record:
-    records = [record for cell in known.values() for record in cell.runs]
-    if not records:
-        command = f"isaac-newton reproduce fig6 --scale {view.scale.name}"
-        raise StoreError(f"there is no run of fig6 in {view.directory}; {command} trains it")
-    return max(records, key=lambda record: record.time)
-
-
 def summary(view: View) -> dict[str, Any]:
     """What the records say together: curves, the table of final accuracies, the choices, and the times of steps."""
     known, small = cells(view), BUDGETS[view.scale.name].small
-    newest = _newest(view, known)
+    newest = max((record for cell in known.values() for record in cell.runs), key=lambda record: record.time, default=None)
+    if newest is None:
+        command = f"isaac-newton reproduce fig6 --scale {view.scale.name}"
+        raise StoreError(f"there is no run of fig6 in {view.directory}; {command} trains it")
     methods = [name for name in METHODS if any(known[setting, name].runs for setting in SETTINGS)]
     about = view.store.about
     calls = about.get("calls") or [{"command": about.get("command", view.means.call.command)}]
@@ -221,7 +216,7 @@ def summary(view: View) -> dict[str, Any]:
         "panels": panels,
         "columns": columns,
         "rows": rows,
-        "times": times_of(view),
+        "times": view.times,
         "notes": [*_notes(view, known, methods), *(against(rows, columns) if methods[:1] == ["none"] else [])],
     }
 
@@ -245,11 +240,6 @@ def shown_cell(own: Result) -> dict[str, Any] | None:
     return larger.cell([row[-1] for row in accuracies(own.runs)], own.best, _diverged(own))
 
 
-def times_of(view: View) -> dict[str, dict[str, Any]]:
-    """By mode, what is known of the times of steps, by method."""
-    return larger.timed(view.store.times())
-
-
 def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequence[str]) -> list[str]:
     budget, say = BUDGETS[view.scale.name], larger.KNOWN["notes"]["fig6"]
     number, epochs = len(budget.candidates("c", "none")), _epochs(budget.trial_epochs)
@@ -267,7 +257,7 @@ def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequenc
     notes += [say["edges"].format(edges=", ".join(edges))] if edges else []
     notes += [say["early"].format(count=len(early), where=where)] if early else []
     notes += [say["lost"].format(lost=lost, chance=CHANCE)] if lost else []
-    for mode, record in times_of(view).items():
+    for mode, record in view.times.items():
         text = larger.ratios(record, METHODS, "{label} {median:.3f} ({low:.3f}–{high:.3f})")
         text += "".join(f"; {METHODS[name].label}: {reason}" for name, reason in record["left_out"].items())
         where = record["machine"].get("gpu") or record["machine"]["cpu"] or "CPU"

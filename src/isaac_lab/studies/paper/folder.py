@@ -15,7 +15,7 @@ from isaac_lab.record import Store
 from isaac_lab.studies.calls import Means
 from isaac_lab.studies.paper import recipe
 from isaac_lab.studies.paper.recipe import Experiment, Outcome, Scale
-from isaac_lab.times import seconds
+from isaac_lab.times import MODES, seconds
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,16 @@ class View:
     def store(self) -> Store:
         """The experiment's own records."""
         return Store(self.directory)
+
+    @property
+    def times(self) -> dict[str, dict[str, Any]]:
+        """By mode, what is known of the times of steps, by method."""
+        known = self.store.times()
+        return {
+            mode: {**known[mode], "methods": {own["name"]: own for own in known[mode]["methods"]}}
+            for mode in MODES
+            if mode in known
+        }
 
     def outcome(self, panel: str) -> Outcome | None:
         """Of this panel, if it has been run."""

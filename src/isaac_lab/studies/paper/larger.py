@@ -3,16 +3,14 @@
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.resources import files
 from typing import Any, TypeAlias
 
-from isaac_lab import times
+from isaac_lab.record import Store
 from isaac_lab.stats import sample
-from isaac_lab.studies.calls import Means
+from isaac_lab.studies.calls import Means, clock, modes
 from isaac_lab.trial import Trial, Value
 
-MODES = ("eager", "captured")
 Rates: TypeAlias = Mapping[str, Sequence[float]]
 #: By table and scale.
 KNOWN: Mapping[str, Any] = tomllib.loads((files(__package__) / "larger.toml").read_text(encoding="utf-8"))
@@ -62,26 +60,12 @@ def by_processes(means: Means, *, small: bool) -> Means:
 
 
 def clocks(
-    means: Means, what: str, methods: Callable[[str], Mapping[str, Trial]], rounds: int, **more: Any
-) -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
-    """By mode that the device has: what is said when the steps of all methods are timed, and what times them."""
-    device, folder = means.call.device, means.call.folder
-
-    def clock(mode: str) -> dict[str, Any]:
-        own = methods(mode)
-        return times.measure(own, device=device, captured=mode == "captured", rounds=rounds, folder=folder) | more
-
-    modes = MODES if device == "cuda" else MODES[:1]
-    return {mode: (f"{what}: the time of a step, {mode}", partial(clock, mode)) for mode in modes}
-
-
-def timed(known: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By mode, what is known of the times of steps, by method."""
-    return {
-        mode: {**known[mode], "methods": {own["name"]: own for own in known[mode]["methods"]}}
-        for mode in MODES
-        if mode in known
-    }
+    what: str, methods: Callable[[str], Mapping[str, Trial]], rounds: int, store: Store, means: Means, **about: Any
+) -> None:
+    """Time the steps of all methods in each mode that the device has; `about` is kept beside the times."""
+    for mode in modes(means.call.device):
+        said, captured = f"{what}: the time of a step, {mode}", mode == "captured"
+        clock(mode, methods(mode), store, means, said, about, captured=captured, rounds=rounds)
 
 
 def ratios(record: Mapping[str, Any], methods: Mapping[str, Method], form: str) -> str:

@@ -23,12 +23,12 @@ from isaac_lab.products import threads
 from isaac_lab.record import Record, Store
 from isaac_lab.records import StoreError
 from isaac_lab.stats import against
-from isaac_lab.studies.calls import Means
+from isaac_lab.studies import finals
+from isaac_lab.studies.calls import Means, train
 from isaac_lab.studies.paper import larger
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.larger import Budget, Method
 from isaac_lab.studies.paper.recipe import Experiment
-from isaac_lab.studies.paper.runner import perform
 from isaac_lab.study import Arm, Result, Search, resolve
 from isaac_lab.trial import Trial
 from isaac_lab.workloads import encoders, glue
@@ -111,7 +111,7 @@ def arms(run: Run) -> dict[tuple[str, str], Arm]:
         seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + run.seeds) if task.shown else ()
         return Arm(
             f"{task.title}/{method}",
-            lambda best: () if best is None else [replace(best, seed=seed) for seed in seeds],
+            lambda best: finals(best, seeds),
             (Search(lambda _: grid(run, task, method), task.value),),
         )
 
@@ -136,8 +136,9 @@ def measure(view: View) -> None:
             titles = " and ".join(task.title for task in stage if task.shown)
             stages.append((f"Table 1, {titles}", [every[task.title, name] for task in stage for name in task.methods]))
         means = _means(view, run)
-        clocks = larger.clocks(means, "tab1", lambda mode: _timed(run, mode), PLANS[run.scale].rounds, weights=run.weights)
-        perform(store, means, {"id": "tab1", **asdict(run)}, stages, clocks)
+        with means.writing(store):
+            larger.clocks("tab1", lambda mode: _timed(run, mode), PLANS[run.scale].rounds, store, means, weights=run.weights)
+            train(stages, store, means, {"id": "tab1", **asdict(run)})
 
 
 def _timed(run: Run, mode: str) -> dict[str, Trial]:
@@ -222,7 +223,6 @@ def summary(view: View) -> dict[str, Any]:
         # No score on generated sentences is called one on GLUE.
         columns = [column.replace(task.title, f"toy-{task.name}") for task in SHOWN for column in task.columns]
         what, published = "toy tasks", []
-    timed = larger.timed(store.times())
     return {
         "title": f"Table 1: {run.model} fine-tuned on {what}",
         "scale": run.scale,
@@ -231,9 +231,9 @@ def summary(view: View) -> dict[str, Any]:
         "weights": run.weights,
         "columns": columns,
         "rows": [*rows, *published],
-        "times": timed,
+        "times": view.times,
         "tried": _tried(found),
-        "notes": [*_notes(run, call.get("device", "cpu"), timed, store), *against(rows, columns)],
+        "notes": [*_notes(run, call.get("device", "cpu"), view.times, store), *against(rows, columns)],
     }
 
 

@@ -9,14 +9,12 @@ from typing import Any
 from isaac_lab import method, methods, times
 from isaac_lab.data.files import DataError
 from isaac_lab.record import Store
-from isaac_lab.studies.calls import Means, clock, train
+from isaac_lab.studies.calls import Means, modes, train
 from isaac_lab.studies.race import standings
 from isaac_lab.studies.race.race import ENTRANTS, RULES, SCALES, Course, Scale, arms, due, entrants
 from isaac_lab.study import Arm
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
-
-MODES = ("eager", "captured")
 
 
 class RaceError(Exception):
@@ -159,10 +157,11 @@ class _Race:
                 chosen[name] = trial
                 if entrant.ours:
                     chosen[name + standings.CONTROL] = trial.having(damping=math.inf, relative=None)
-        for mode in MODES if self.device == "cuda" else MODES[:1]:
+        for mode in modes(self.device):
             able = {n: t for n, t in chosen.items() if mode == "eager" or method.capturable(t)}
             known = {m["name"]: m.get("trial") for m in self.store.times().get(mode, {"methods": []})["methods"]}
             if any(known.get(name) != trial.as_json() for name, trial in able.items()):
-                said, captured = f"{self.course.name}: the time of a step, {mode}", mode == "captured"
+                self.means.say(f"{self.course.name}: the time of a step, {mode}")
+                how = {"device": self.device, "captured": mode == "captured", "rounds": self.scale.turns}
                 with times.threads(self.means.threads):
-                    clock(mode, able, self.store, self.means, said, again=True, captured=captured, rounds=self.scale.turns)
+                    self.store.add_times(mode, times.measure(able, folder=self.means.call.folder, **how))

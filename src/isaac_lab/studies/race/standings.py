@@ -13,6 +13,7 @@ from isaac_lab.stats import Difference, contrast, holm, paired, sample
 from isaac_lab.studies.race import first
 from isaac_lab.studies.race.race import COURSES, ENTRANTS, RULES, SCALES, Course, Entrant, Scale, arms, edges
 from isaac_lab.study import Result, resolve
+from isaac_lab.times import MODES
 from isaac_lab.times import seconds as medians
 from isaac_lab.trial import Trial
 
@@ -94,7 +95,7 @@ def summarize(store: Store) -> dict[str, Any]:
     ruled = about["scale"] not in first.SCALES
     if ruled:
         check(store)
-    timed = {mode: timed[mode] for mode in ("eager", "captured") if mode in timed}
+    timed = {mode: timed[mode] for mode in MODES if mode in timed}
     runs = results(about, store)
     target, target_by = _target(about, runs) if ruled else first.target(about, runs)
     found = [_method(entrant, result, target, timed, about) for entrant, result in runs.values()]
