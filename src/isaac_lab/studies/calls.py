@@ -4,15 +4,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from isaac_lab import times
+from isaac_lab.data.files import DataError
 from isaac_lab.executors import Call, run
 from isaac_lab.progress import Display
 from isaac_lab.record import Store
 from isaac_lab.records import origin
 from isaac_lab.study import Arm, outstanding
 from isaac_lab.trial import Trial
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,19 @@ def clock(
 def modes(device: str) -> tuple[str, ...]:
     """In which steps are timed on a device."""
     return times.MODES if device == "cuda" else times.MODES[:1]
+
+
+def each_with_data(tasks: Mapping[str, Callable[[], Found]], means: Means) -> dict[str, Found]:
+    """What these return whose data are there. Of several, what is missing is told; of the only one, raised."""
+    found = {}
+    for name, task in tasks.items():
+        try:
+            found[name] = task()
+        except DataError as error:
+            if len(tasks) == 1:
+                raise
+            means.say(f"{name} is left out: {error}")
+    return found
 
 
 def settled(
