@@ -22,6 +22,7 @@ from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.larger import Method
 from isaac_lab.studies.paper.recipe import Experiment
 from isaac_lab.study import Arm, Result, Search, decides, resolve
+from isaac_lab.times import MODES
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
 from isaac_lab.workloads import resnet
@@ -153,7 +154,7 @@ def _seeds(view: View) -> int:
 def measure(view: View) -> None:
     """Time the steps, run the short trials, then in each setting the first seed with several rates, and the other seeds."""
     budget, seeds = BUDGETS[view.scale.name], _seeds(view)
-    means = larger.by_processes(view.means, small=budget.small)
+    means = larger.by_processes(view.means, view.means.call.command, small=budget.small)
     # Data that are missing or corrupt are said before anything is written.
     load(budget.candidates("c", "none")[0], device=means.call.device, folder=means.call.folder)
     means.say(_plan(budget, seeds))
@@ -170,7 +171,7 @@ def measure(view: View) -> None:
             stages.append((f"fig6: ({setting}) runs of {_epochs(budget.epochs)}", own))
     about = {"id": "fig6", "scale": view.scale.name, "seeds": seeds}
     with means.writing(store := view.store):
-        larger.clocks("fig6", lambda _: steps, budget.rounds, store, means, command=means.call.command)
+        larger.clocks("fig6", dict.fromkeys(MODES, steps), budget.rounds, store, means, command=means.call.command)
         train(stages, store, means, about)
 
 

@@ -1,7 +1,7 @@
 """What Figure 6 and Table 1 share: a learning rate and a damping are searched for each method, and then other seeds are run."""
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, TypeAlias
@@ -53,19 +53,17 @@ class Budget:
         return tuple(method.on(base, own, learning_rate=rate) for rate in rates[base.method] for own in dampings)
 
 
-def by_processes(means: Means, *, small: bool) -> Means:
+def by_processes(means: Means, command: str, *, small: bool) -> Means:
     """Several at once, where that is asked for; another process takes longer to start than a small network to train."""
     executor = "processes" if means.call.workers > 1 and not small else "local"
-    return replace(means, call=replace(means.call, executor=executor))
+    return replace(means, call=replace(means.call, executor=executor, command=command))
 
 
-def clocks(
-    what: str, methods: Callable[[str], Mapping[str, Trial]], rounds: int, store: Store, means: Means, **about: Any
-) -> None:
-    """Time the steps of all methods in each mode that the device has; `about` is kept beside the times."""
+def clocks(what: str, timed: Mapping[str, Mapping[str, Trial]], rounds: int, store: Store, means: Means, **about: Any) -> None:
+    """Time the steps of all methods, given by mode, in each mode that the device has; `about` is kept beside the times."""
     for mode in modes(means.call.device):
         said, captured = f"{what}: the time of a step, {mode}", mode == "captured"
-        clock(mode, methods(mode), store, means, said, about, captured=captured, rounds=rounds)
+        clock(mode, timed[mode], store, means, said, about, captured=captured, rounds=rounds)
 
 
 def ratios(record: Mapping[str, Any], methods: Mapping[str, Method], form: str) -> str:
