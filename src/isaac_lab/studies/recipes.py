@@ -101,19 +101,9 @@ def arms(recipe: Recipe, scale: str, network: str = "") -> dict[str, Arm]:
     how, budget, known = SCALES[scale], recipe.budget(scale), _KNOWN["recipes"][recipe.name]
     shared = {key: own for key, own in known.items() if key not in SCALES}
     variant = {**recipe.variant, **budget.variant, **({"model": network} if network else {})}
-    settings = {**recipe.settings, **budget.settings}
-    own = Trial(
-        recipe.workload,
-        recipe.method,
-        tuple(settings.items()),
-        tuple(variant.items()),
-        recipe.schedule,
-        budget.steps,
-        min(how.points, budget.steps),
-        RULES.search_seed,
-        how.small,
-        rules=hashed(_KNOWN["rules"], recipe.name, shared, scale, known[scale]),
-    )
+    own = Trial(recipe.workload, recipe.method, schedule=recipe.schedule, steps=budget.steps, small=how.small)
+    own = replace(own, rules=hashed(_KNOWN["rules"], recipe.name, shared, scale, known[scale]), seed=RULES.search_seed)
+    own = replace(own, points=min(how.points, budget.steps)).having(**{**recipe.settings, **budget.settings}).varied(**variant)
     rates = [own.having(learning_rate=float(f"{own.learning_rate * share:.6g}")) for share in RULES.rates[scale]]
     validated = [replace(trial, split="validation") for trial in rates]
     search = Search(lambda _: validated, decides(recipe.metric, higher=recipe.higher))

@@ -93,19 +93,9 @@ class Course:
         """A run without a method's numbers, at the seed and on the split of searches."""
         own = getattr(self, scale.name)
         variant = {**own.get("variant", {}), **({"model": network} if network else {})}
-        return Trial(
-            self.workload or self.name,
-            "adamw",
-            tuple(self.settings.items()),
-            tuple(variant.items()),
-            self.schedule,
-            own["steps"],
-            min(scale.points, own["steps"]),
-            RULES["search_seed"],
-            scale.small,
-            "validation",
-            self.rules(scale),
-        )
+        made = Trial(self.workload or self.name, "adamw", schedule=self.schedule, steps=own["steps"], small=scale.small)
+        made = replace(made, points=min(scale.points, own["steps"]), seed=RULES["search_seed"], split="validation")
+        return replace(made, rules=self.rules(scale)).having(**self.settings).varied(**variant)
 
 
 @dataclass(frozen=True)
@@ -189,25 +179,22 @@ def _arm(entrant: Entrant, course: Course, scale: Scale, kept: Kept, rounds: int
     blank, dimensions = course.blank(scale, network), len(entrant.search)
     value, seeds = decides(course.metric, higher=course.higher), range(RULES["first_seed"], RULES["first_seed"] + scale.seeds)
 
-    def search(number: int) -> Search:
+    def search(number: int, before: Arm) -> Search:
         """A round, the first one all over the ranges, a later one around the best of those before."""
         first, count = (1, scale.first) if not number else (1 + scale.first + (number - 1) * scale.more, scale.more)
         points = [[_halton(at, prime) for prime in PRIMES[:dimensions]] for at in range(first, first + count)]
-        before = None
+        known: list[Trial] = []
         if number:
-            found = resolve(arm(), kept)
-            before = found.best
-            points = [] if before is None else [_around(entrant, course, found, point) for point in points]
-        trials = [entrant.trial(course, blank, point) for point in points]
-        return Search(lambda _: trials if before is None else [before, *trials], value)
+            found = resolve(before, kept)
+            known = [found.best] if found.best else []
+            points = [_around(entrant, course, found, point) for point in points] if found.best else []
+        trials = [*known, *(entrant.trial(course, blank, point) for point in points)]
+        return Search(lambda _: trials, value)
 
-    def arm() -> Arm:
-        return Arm(entrant.name, lambda best: finals(best, seeds), tuple(searches))
-
-    searches: list[Search] = []
+    made = Arm(entrant.name, lambda best: finals(best, seeds))
     for number in range(rounds):
-        searches.append(search(number))
-    return arm()
+        made = replace(made, search=(*made.search, search(number, made)))
+    return made
 
 
 def _around(entrant: Entrant, course: Course, found: Result, point: Sequence[float]) -> list[float]:

@@ -65,15 +65,10 @@ def crossing(record: Run, quantity: str, target: float, *, higher: bool = False)
     before: tuple[float, float] | None = None
     for point in record.points:
         step, value = point["step"], point[quantity]
-        if value is None:
-            before = None
-            continue
-        if sign * value <= sign * target:
-            if before is None:
-                return float(step)
-            share = (before[1] - target) / (before[1] - value)
-            return float(before[0] + share * (step - before[0]))
-        before = (step, value)
+        if value is not None and sign * value <= sign * target:
+            share = 0.0 if before is None else (before[1] - target) / (before[1] - value)
+            return float(step if before is None else before[0] + share * (step - before[0]))
+        before = None if value is None else (step, value)
     return None
 
 
@@ -134,11 +129,6 @@ def _target(about: Record, runs: Mapping[str, tuple[Entrant, Result]]) -> tuple[
     return fmean(ends), f"mean of {entrant.label}, {len(ends)} seeds"
 
 
-def _final(record: Run, quantity: str) -> float | None:
-    value = record.final(quantity)
-    return value if math.isfinite(value) else None
-
-
 def _method(
     entrant: Entrant, found: Result, target: float | None, timed: Mapping[str, Record], about: Record
 ) -> dict[str, Any]:
@@ -147,7 +137,9 @@ def _method(
     by_mode = {mode: own[name] for mode, own in clocks.items() if name in own}
     mode = "captured" if "captured" in by_mode else "eager"
     each = by_mode.get(mode)
-    ends = {key: [_final(record, key) for record in ran] for key in (quantity, *about["metrics"])}
+    ends = {
+        key: [None if math.isinf(end := record.final(key)) else end for record in ran] for key in (quantity, *about["metrics"])
+    }
     steps = [None if target is None else crossing(record, quantity, target, higher=higher) for record in ran]
     seconds = [None if step is None or each is None else step * each for step in steps]
     tried = {trial: value for values in found.tried for trial, value in values.items()}
