@@ -54,18 +54,14 @@ class Call:
 
     executor: str = "local"
     device: str = "cpu"
-    #: Where data sets are looked for first; None for the usual places.
-    folder: Path | None = None
-    #: Processes. Those of one GPU share it: most optimizers leave it idle between their small operations.
-    workers: int = 2
+    folder: Path | None = None  # where data sets are looked for first; None for the usual places
+    workers: int = 2  # processes. Those of one GPU share it: most optimizers leave it idle between their small operations
     tensor_cores: bool = False
-    #: The most networks of an ensemble; there are fewer where memory says so.
-    copies: int = 256
+    copies: int = 256  # the most networks of an ensemble; there are fewer where memory says so
     seconds: float = 30.0
     until: float | None = None
-    #: How this was called, for the records; and who is told of what is trained.
-    command: str = ""
-    progress: Progress = field(default=nobody, compare=False)
+    command: str = ""  # how this was called, for the records
+    progress: Progress = field(default=nobody, compare=False)  # who is told of what is trained
 
     def check(self) -> None:
         """Refuse what cannot be."""

@@ -30,10 +30,8 @@ def decides(quantity: str, *, higher: bool = False) -> Callable[[Record], float]
 class Search:
     """One round, equally many runs for every method."""
 
-    #: From the best of the round before; None in the first round.
-    candidates: Callable[[Trial | None], Sequence[Trial]]
-    #: What decides, lower is better; infinite where a run diverged.
-    value: Callable[[Record], float]
+    candidates: Callable[[Trial | None], Sequence[Trial]]  # from the best of the round before; None in the first round
+    value: Callable[[Record], float]  # what decides, lower is better; infinite where a run diverged
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,10 @@ class Result:
 
     #: The run whose settings were chosen in the last round that has ended, if any; none where all of a round diverged.
     best: Trial | None
-    #: Of each round that was begun, the runs that have a record, with their values.
-    tried: tuple[Mapping[Trial, float], ...]
-    #: Of the final runs, in their order; and what is to be run next.
-    runs: tuple[Record, ...]
-    due: tuple[Trial, ...]
-    #: Whether all of a round diverged, so that nothing is left to be run.
-    lost: bool = False
+    tried: tuple[Mapping[Trial, float], ...]  # of each round that was begun, the runs that have a record, with their values
+    runs: tuple[Record, ...]  # of the final runs, in their order
+    due: tuple[Trial, ...]  # what is to be run next
+    lost: bool = False  # whether all of a round diverged, so that nothing is left to be run
 
     @property
     def whole(self) -> bool:

@@ -12,7 +12,6 @@ from isaac_lab import method, methods
 from isaac_lab.bench import timing
 from isaac_lab.networks import WARM_UP, Graphs
 from isaac_lab.products import float32_products
-from isaac_lab.products import threads as threads
 from isaac_lab.records import origin
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
@@ -34,12 +33,11 @@ def measure(
     rounds: int = 7,
     turn: float = TURN,
     folder: Path | None = None,
-    tick: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """A record with the time of a step of each of these runs, by name; the first is what ratios are relative to.
 
     Where the steps are to be captured, those that cannot be CUDA graphs are left out. `rounds` is how often they take turns of
-    about so many seconds, at least as often as there are captures; `tick` is called after each round.
+    about so many seconds, at least as often as there are captures.
     """
     workloads = {name: load(trial, device=device, folder=folder) for name, trial in trials.items()}
     reasons = {name: methods.unable(trial, workloads[name]) for name, trial in trials.items()}
@@ -60,7 +58,7 @@ def measure(
                 _wait(device)
                 ready.setdefault(name, time.perf_counter() - started)
             share = rounds // captures + (number < rounds % captures)
-            timings = timing.measure(steps, rounds=share, turn=turn, wait=lambda: _wait(device), tick=tick)
+            timings = timing.measure(steps, rounds=share, turn=turn, wait=lambda: _wait(device))
             per_turn = timings.steps_per_turn
             for name, values in timings.seconds.items():
                 seconds[name] += values

@@ -39,12 +39,9 @@ class Options:
     device: str = "cpu"
     #: Let a GPU multiply in TF32, also where the workload does not by itself. The inverses do not change.
     tensor_cores: bool = False
-    #: So many lie between checkpoints.
-    seconds: float = 30.0
-    #: When to stop, by `time.time`; None for never.
-    until: float | None = None
-    #: What records say of where they come from.
-    about: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 30.0  # so many lie between checkpoints
+    until: float | None = None  # when to stop, by `time.time`; None for never
+    about: Mapping[str, Any] = field(default_factory=dict)  # what records say of where they come from
 
 
 def train(

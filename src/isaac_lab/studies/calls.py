@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from isaac_lab import times
 from isaac_lab.data.files import DataError
 from isaac_lab.executors import Call, run
+from isaac_lab.products import threads
 from isaac_lab.progress import Display
 from isaac_lab.record import Store
 from isaac_lab.records import origin
@@ -133,7 +134,7 @@ def settled(
     """What trains a study in one store, and then times these steps on this device; `about` says its "id", which is its name."""
 
     def everything(means: Means) -> None:
-        with times.threads(means.threads), means.writing(store):
+        with threads(means.threads), means.writing(store):
             train([(str(about["id"]), arms)], store, means, about)
             clock(means.call.device, timed, store, means, "the time of a step, methods taking turns", rounds=5, turn=turn)
 

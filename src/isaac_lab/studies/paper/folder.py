@@ -23,20 +23,13 @@ class View:
     """All that a figure or a claim is made from."""
 
     experiment: Experiment
-    #: With the seeds that were asked for.
-    scale: Scale
-    #: Of the figure.
-    directory: Path
-    #: Of the panels that have been run, whole.
-    outcomes: tuple[Outcome, ...]
-    #: By panel, the record of the times of its steps.
-    steps: Mapping[str, Mapping[str, Any]]
-    #: By experiment whose records are used, its about.json.
-    about: Mapping[str, Mapping[str, Any]]
-    #: Directory with records of benchmarks.
-    bench: Path = Path("results/bench")
-    #: With what is trained and measured now.
-    means: Means = field(default_factory=Means)
+    scale: Scale  # with the seeds that were asked for
+    directory: Path  # of the figure
+    outcomes: tuple[Outcome, ...]  # of the panels that have been run, whole
+    steps: Mapping[str, Mapping[str, Any]]  # by panel, the record of the times of its steps
+    about: Mapping[str, Mapping[str, Any]]  # by experiment whose records are used, its about.json
+    bench: Path = Path("results/bench")  # directory with records of benchmarks
+    means: Means = field(default_factory=Means)  # with what is trained and measured now
 
     @property
     def store(self) -> Store:

@@ -46,23 +46,18 @@ class Scale:
 
     name: str
     epochs: int
-    #: Of a trial, which chooses the learning rate.
-    tune_epochs: int
-    #: λ_a and λ_g of a grid, λ_g is also ∞; and those of them that the trials of a grid use.
-    dampings: tuple[float, ...]
-    tuned_on: tuple[float, ...]
+    tune_epochs: int  # of a trial, which chooses the learning rate
+    dampings: tuple[float, ...]  # λ_a and λ_g of a grid; λ_g is also ∞
+    tuned_on: tuple[float, ...]  # those of them that the trials of a grid use
     #: Learning rates to choose from, and more of them for auto-encoders, but for Adam, which does not see a gradient's size.
     rates: tuple[float, ...] = RATES
     larger_rates: tuple[float, ...] = LARGER_RATES
     #: Runs of each cell that a figure shows with a spread; of every cell, where the command line asks for them, not 0.
     seeds: int = 3
     all_seeds: int = 0
-    #: Digits of 8 × 8 and networks an eighth as wide, in place of the paper's.
-    small: bool = False
-    #: How often the methods take turns when their steps are timed.
-    rounds: int = 10
-    #: Whether rates are chosen by successive halving, in place of trials of one length.
-    halving: bool = False
+    small: bool = False  # digits of 8 × 8 and networks an eighth as wide, in place of the paper's
+    rounds: int = 10  # how often the methods take turns when their steps are timed
+    halving: bool = False  # whether rates are chosen by successive halving, in place of trials of one length
 
 
 _THREE = (1e-2, 1.0, 1e2)
@@ -92,8 +87,7 @@ class Panel:
     name: str
     title: str
     groups: tuple[Group, ...]
-    #: The experiment whose records hold it.
-    home: str
+    home: str  # the experiment whose records hold it
     #: Groups whose steps are timed on one CPU thread, for an axis in seconds; ratios are relative to the first.
     clocked: tuple[Group, ...] = ()
 
@@ -109,14 +103,12 @@ class Outcome:
 
     panel: Panel
     scale: str
-    #: By group: the learning rate chosen, None where all of them diverged.
-    rates: Mapping[str, float | None]
+    rates: Mapping[str, float | None]  # by group: the learning rate chosen, None where all of them diverged
     #: By group: the final training loss that each learning rate reached in its trials; infinite where all diverged.
     tried: Mapping[str, Mapping[float, float]]
     #: By group, one record for each cell, in their order; empty where no learning rate was left.
     records: Mapping[str, tuple[Record, ...]]
-    #: "field=value" that were not the recipe's.
-    settings: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()  # "field=value" that were not the recipe's
 
     @property
     def label(self) -> str:
@@ -141,12 +133,10 @@ class Experiment:
     name: str
     shows: str
     panels: Callable[[Scale], tuple[Panel, ...]] = lambda scale: ()
-    #: Unless the command line says otherwise.
-    executor: Literal["ensemble", "local"] = "local"
+    executor: Literal["ensemble", "local"] = "local"  # unless the command line says otherwise
     #: What there is to do besides panels: the times of steps, for Table 2; all of Table 1 and Figure 6.
     measure: Callable[["View"], None] = lambda view: None
-    #: What pages and claims need of it, where there are no panels.
-    summary: Callable[["View"], dict[str, Any]] | None = None
+    summary: Callable[["View"], dict[str, Any]] | None = None  # what pages and claims need of it, where there are no panels
 
 
 def classifier(scale: Scale, width: int, method: str = "sgd", **settings: Value) -> Trial:

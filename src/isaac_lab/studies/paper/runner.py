@@ -23,16 +23,11 @@ class Request:
     """What the command line asks for."""
 
     scale: str = "smoke"
-    #: Directory for all experiments.
-    out: Path = Path("results/reproduce")
-    #: Leave out what is there; otherwise none of the runs may be.
-    resume: bool = True
-    #: Names; none for all.
-    panels: tuple[str, ...] = ()
-    #: "name=value" for every run.
-    settings: tuple[str, ...] = ()
-    #: Directory with records of benchmarks, for Table 2.
-    bench: Path = Path("results/bench")
+    out: Path = Path("results/reproduce")  # directory for all experiments
+    resume: bool = True  # leave out what is there; otherwise none of the runs may be
+    panels: tuple[str, ...] = ()  # names; none for all
+    settings: tuple[str, ...] = ()  # "name=value" for every run
+    bench: Path = Path("results/bench")  # directory with records of benchmarks, for Table 2
     means: Means = field(default_factory=Means)
 
 

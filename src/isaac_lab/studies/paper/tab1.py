@@ -52,8 +52,7 @@ class Task:
     optimizer: str
     metrics: Mapping[str, str]
     methods: tuple[str, ...] = tuple(METHODS)
-    #: Whether it is in the table, over seeds; otherwise its grid is all there is, for a claim.
-    shown: bool = True
+    shown: bool = True  # whether it is in the table, over seeds; otherwise its grid is all there is, for a claim
 
     @property
     def columns(self) -> list[str]:

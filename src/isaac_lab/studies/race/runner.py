@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isaac_lab import method, methods, times
+from isaac_lab.products import threads
 from isaac_lab.record import Store
 from isaac_lab.studies.calls import Means, each_with_data, modes, train
 from isaac_lab.studies.race import standings
@@ -67,7 +68,7 @@ def _run(course: Course, request: Request) -> Path:
             raise RaceError(f"{here}; name another directory for one on {call.device}")
     # Who fine-tunes an encoder learns its name from the environment: the workload says what it is.
     workload: Workload = load(course.blank(scale), device=call.device, folder=call.folder)
-    with times.threads(int(scale.small)), means.writing(store):
+    with threads(int(scale.small)), means.writing(store):
         racing, reasons = _enter(course, request, workload, store)
         about = _about(course, scale, workload) | {"command": means.call.command, "device": call.device, "reasons": reasons}
         means.say(f"{course.name}: {len(racing)} methods, {about['steps']:,} steps a run, rules {about['rules']}")
@@ -135,5 +136,5 @@ def _time(course: Course, scale: Scale, workload: Workload, store: Store, means:
         if any(known.get(name) != trial.as_json() for name, trial in able.items()):
             means.say(f"{course.name}: the time of a step, {mode}")
             how: dict[str, Any] = {"captured": mode == "captured", "rounds": scale.turns, "folder": call.folder}
-            with times.threads(means.threads):
+            with threads(means.threads):
                 store.add_times(mode, times.measure(able, device=call.device, **how))
