@@ -85,11 +85,6 @@ def resolve(arm: Arm, kept: Kept) -> Result:
     return Result(best, tuple(tried), runs, due or tuple(trial for trial, record in found.items() if record is None))
 
 
-def by_seed(seeds: int, runs: Callable[[int], Sequence[Trial]]) -> list[Arm]:
-    """An arm for each seed: every method at one before the next, so that a slow minute of the machine strikes all of them."""
-    return [Arm(f"seed {seed}", lambda _, seed=seed: runs(seed)) for seed in range(seeds)]  # type: ignore[misc]
-
-
 def outstanding(arms: Sequence[Arm], kept: Kept) -> list[Trial]:
     """What is to be run next, of all arms, each run once."""
     return list(dict.fromkeys(trial for arm in arms for trial in resolve(arm, kept).due))

@@ -232,14 +232,9 @@ def _changed(cell: Trial, values: Mapping[str, Any]) -> Trial:
     return lasting(replace(cell.varied(**own).having(**there), seed=values.get("seed", cell.seed)), epochs)
 
 
-def _fixed(settings: Sequence[str]) -> bool:
-    return any(setting.partition("=")[0].strip() == "learning_rate" for setting in settings)
-
-
-def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Trial]:
+def trials(group: Group, scale: Scale) -> list[Trial]:
     """Short runs of a group's cells at every learning rate, the largest first; at one, where the settings say which."""
-    fixed = _fixed(settings)
-    rates = sorted({rate for cell in group.tuned_on for rate in ([cell.learning_rate] if fixed else _rates_of(cell, scale))})
+    rates = sorted({rate for cell in group.tuned_on for rate in _rates_of(cell, scale)})
     return [
         lasting(cell.having(learning_rate=rate), min(cell.points, scale.tune_epochs))
         for rate in reversed(rates)
@@ -248,6 +243,8 @@ def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Tri
 
 
 def _rates_of(cell: Trial, scale: Scale) -> tuple[float, ...]:
+    if "learning_rate" in dict(cell.settings):
+        return (cell.learning_rate,)
     if not cell.workload.endswith("autoencoder"):
         return scale.rates
     if not cell.method.startswith("adam"):
@@ -259,14 +256,15 @@ def _rates_of(cell: Trial, scale: Scale) -> tuple[float, ...]:
 final_loss = decides("train_loss")
 
 
-def arms(panel: Panel, scale: Scale, settings: Sequence[str] = (), kept: Kept = MappingProxyType({})) -> dict[str, Arm]:
+def arms(panel: Panel, scale: Scale, kept: Kept = MappingProxyType({})) -> dict[str, Arm]:
     """By group: a learning rate is chosen, of all cells together, and all cells are run with it; rounds depend on records."""
     by_name = {group.name: group for group in panel.groups}
 
     def search(group: Group) -> tuple[Search, ...]:
-        if scale.halving and not _fixed(settings):
-            return searches(_rates_of(group.cells[0], scale), group.tuned_on, lasting, kept)
-        candidates = trials(group, scale, settings)
+        rates = _rates_of(group.cells[0], scale)
+        if scale.halving and len(rates) > 1:
+            return searches(rates, group.tuned_on, lasting, kept)
+        candidates = trials(group, scale)
         return (Search(lambda _: candidates, final_loss),)
 
     def arm(group: Group) -> Arm:
@@ -282,7 +280,7 @@ def arms(panel: Panel, scale: Scale, settings: Sequence[str] = (), kept: Kept = 
 
 def outcome(panel: Panel, scale: Scale, kept: Kept, settings: Sequence[str] = ()) -> Outcome | None:
     """What the records say of a panel; None unless all of it has been run."""
-    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale, settings, kept).items()}
+    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale, kept).items()}
     if not all(result.whole for result in found.values()):
         return None
     rates = {name: None if result.best is None else result.best.learning_rate for name, result in found.items()}

@@ -84,5 +84,5 @@ def _run_panel(panel: Panel, scale: Scale, request: Request) -> None:
     with means.writing(store):
         with threads(1):
             clock(f"steps-{panel.name}", timed, store, means, said, **how)
-        arms = list(recipe.arms(panel, scale, request.settings, store).values())
+        arms = list(recipe.arms(panel, scale, store).values())
         train([(f"{what} ({panel.title})", arms)], store, means, about, panel.name)
