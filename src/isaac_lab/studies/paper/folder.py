@@ -59,20 +59,16 @@ def view(experiment: Experiment, out: Path, scale: Scale, **more: Any) -> View:
     """What is there of an experiment, as it was run, with the seeds and settings then; raises `StoreError`."""
     outcomes: list[Outcome] = []
     steps: dict[str, dict[str, Any]] = {}
-    homes = [panel.home for panel in experiment.panels(scale)]
-    stores = {home: Store(out / home / scale.name) for home in homes}
+    stores = {panel.home: Store(out / panel.home / scale.name) for panel in experiment.panels(scale)}
     about = {home: store.about for home, store in stores.items()}
-    for place, home in enumerate(homes):
-        own = replace(scale, all_seeds=about[home].get("seeds", 0))
-        settings = about[home].get("settings", [])
+    for place, home in enumerate(panel.home for panel in experiment.panels(scale)):
+        own, settings = replace(scale, all_seeds=about[home].get("seeds", 0)), about[home].get("settings", [])
         # A panel that was run whole when trials of one length chose its rates counts, until it has been run again.
-        for scale_then in dict.fromkeys([own, replace(own, halving=False)]):
-            (panel,) = recipe.selected([experiment.panels(scale_then)[place]], settings)
-            outcome = recipe.outcome(panel, scale_then, stores[home], settings)
-            if outcome is not None:
+        for then in dict.fromkeys([own, replace(own, halving=False)]):
+            (panel,) = recipe.selected([experiment.panels(then)[place]], settings)
+            if (outcome := recipe.outcome(panel, then, stores[home], settings)) is not None:
+                outcomes.append(outcome)
+                if panel.clocked and (timed := stores[home].times().get(f"steps-{panel.name}")):
+                    steps[panel.name] = timed
                 break
-        if outcome is not None:
-            outcomes.append(outcome)
-            if panel.clocked and (timed := stores[home].times().get(f"steps-{panel.name}")):
-                steps[panel.name] = timed
     return View(experiment, scale, out / experiment.id / scale.name, tuple(outcomes), steps, about, **more)

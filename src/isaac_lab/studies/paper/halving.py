@@ -8,6 +8,7 @@ best are run whole, twice: those that an early round had left out, and where the
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from isaac_lab.record import Record
 from isaac_lab.study import Kept, Search, decides
@@ -51,7 +52,7 @@ def searches(
         own = replace(lasting(like.having(learning_rate=rate), min(epochs, places[0].points)), points=1)
         return replace(own, split="validation")
 
-    def candidates(number: int) -> list[Trial]:
+    def candidates(number: int, _: Trial | None = None) -> list[Trial]:
         """Of a round; all those before have ended."""
         if not number:
             hidden = [replace(place, seed=place.seed + SEED, split="validation") for place in places]
@@ -65,12 +66,9 @@ def searches(
         beside = [like.having(learning_rate=rate) for rate in _beside(best, whole) for like in tried[: ROUNDS[-1].places]]
         return [tried[0], *beside]
 
-    def search(number: int) -> Search:
-        # Where every rate has diverged in the end, nothing is left to be run.
-        return Search(lambda _: candidates(number), decides("train_loss") if number == last else _value)
-
-    last = len(ROUNDS) + STEPS - 1
-    return tuple(search(number) for number in range(last + 1))
+    # Where every rate has diverged in the end, nothing is left to be run.
+    values = [*[_value] * (len(ROUNDS) + STEPS - 1), decides("train_loss")]
+    return tuple(Search(partial(candidates, number), value) for number, value in enumerate(values))
 
 
 def _value(record: Record) -> float:
