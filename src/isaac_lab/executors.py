@@ -65,17 +65,16 @@ class Call:
 
     def check(self) -> None:
         """Refuse what cannot be."""
-        if self.executor not in EXECUTORS:
-            raise ExecutorError(f"there is no executor {self.executor!r}; there are {', '.join(EXECUTORS)}")
-        if self.device not in ("cpu", "cuda"):
-            raise ExecutorError(f"device must be cpu or cuda, got {self.device!r}")
-        if self.device == "cuda" and self.executor != "ray" and not torch.cuda.is_available():
-            raise ExecutorError("this machine has no CUDA device that torch can use; use the device cpu")
-        most = 8 * (os.cpu_count() or 1)
-        if not 1 <= self.workers <= most:
-            raise ExecutorError(f"workers must be 1 to {most} on this machine, got {self.workers}")
-        if self.copies < 1:
-            raise ExecutorError(f"copies must be >= 1, got {self.copies}")
+        most, there = 8 * (os.cpu_count() or 1), torch.cuda.is_available() or self.executor == "ray"
+        wrong = {
+            f"there is no executor {self.executor!r}; there are {', '.join(EXECUTORS)}": self.executor not in EXECUTORS,
+            f"device must be cpu or cuda, got {self.device!r}": self.device not in ("cpu", "cuda"),
+            "this machine has no CUDA device that torch can use; use the device cpu": self.device == "cuda" and not there,
+            f"workers must be 1 to {most} on this machine, got {self.workers}": not 1 <= self.workers <= most,
+            f"copies must be >= 1, got {self.copies}": self.copies < 1,
+        }
+        if messages := [message for message, is_so in wrong.items() if is_so]:
+            raise ExecutorError(messages[0])
 
 
 def run(trials: Sequence[Trial], store: Store, call: Call) -> int:
@@ -236,8 +235,7 @@ def _ray(groups: Sequence[Group], store: Store, call: Call) -> None:
     if ours:
         ray.init(log_to_driver=False)
     try:
-        options = {"num_cpus": 1, "num_gpus": int(call.device == "cuda"), "max_retries": RAY_RETRIES}
-        remote = ray.remote(**options)(train_remotely)
+        remote = ray.remote(num_cpus=1, num_gpus=int(call.device == "cuda"), max_retries=RAY_RETRIES)(train_remotely)
         tasks = {remote.remote(group, replace(call, until=None, progress=nobody)): group for group in groups}
         while tasks:
             (done,), _ = ray.wait(list(tasks), num_returns=1)

@@ -142,10 +142,6 @@ def accuracies(runs: Sequence[Record]) -> list[list[float]]:
     return rows
 
 
-def _diverged(own: Result) -> int:
-    return sum(not record.finished for record in own.runs)
-
-
 def _seeds(view: View) -> int:
     """Those asked for, else those of the records, else the scale's."""
     return int(view.means.seeds or view.store.about.get("seeds", 0) or BUDGETS[view.scale.name].seeds)
@@ -238,7 +234,7 @@ def shown_cell(own: Result) -> dict[str, Any] | None:
     """The final accuracies of a method in a setting; None where there are none."""
     if own.best is None or not own.runs:
         return None
-    return larger.cell([row[-1] for row in accuracies(own.runs)], own.best, _diverged(own))
+    return larger.cell([row[-1] for row in accuracies(own.runs)], own.best, sum(not record.finished for record in own.runs))
 
 
 def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequence[str]) -> list[str]:
@@ -254,7 +250,7 @@ def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequenc
     ]
     early = [setting for (setting, name), own in known.items() if own.runs and len(compared[setting, name]) < len(LARGER)]
     where = " and in ".join(SETTINGS[setting].title for setting in dict.fromkeys(early))
-    lost = sum(map(_diverged, known.values()))
+    lost = sum(not record.finished for own in known.values() for record in own.runs)
     notes += [say["edges"].format(edges=", ".join(edges))] if edges else []
     notes += [say["early"].format(count=len(early), where=where)] if early else []
     notes += [say["lost"].format(lost=lost, chance=CHANCE)] if lost else []
