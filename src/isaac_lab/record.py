@@ -249,8 +249,4 @@ def _name(about: Mapping[str, Any]) -> str:
 
 
 def _signature(path: Path) -> tuple[int, int] | None:
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_mtime_ns, about.st_size
+    return (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None

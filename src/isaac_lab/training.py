@@ -104,18 +104,16 @@ class _Loop:
             yield from itertools.islice(batches, skipped if number == epoch + 1 else 0, None)
 
     def _advance(self, batches: Iterator[tuple[Tensor, ...]], stop: int) -> None:
-        started = time.perf_counter()
         while self.done < stop:
-            self._training.set_rate(self._first.share(self.done))
-            self._training.step(*next(batches))
-            self.done += 1
-            if self._is_due():
-                self._wait()
-                self._seconds += time.perf_counter() - started
-                self._save_now_and_then()
-                started = time.perf_counter()
-        self._wait()
-        self._seconds += time.perf_counter() - started
+            started, first = time.perf_counter(), self.done
+            while self.done < stop and (self.done == first or not self._is_due()):
+                self._training.set_rate(self._first.share(self.done))
+                self._training.step(*next(batches))
+                self.done += 1
+            if self._options.device == "cuda":
+                torch.cuda.synchronize()
+            self._seconds += time.perf_counter() - started
+            self._save_now_and_then()
 
     def _measure(self) -> list[dict[str, float] | None]:
         found = [None if gone else own for own, gone in zip(self._training.measure(), self._gone, strict=True)]
@@ -182,10 +180,6 @@ class _Loop:
         digests = ["" if gone else _digest(self._training.weights(number)) for number, gone in enumerate(self._gone)]
         rows = zip(self._trials, ends, self._columns, digests, strict=True)
         return [Record(trial, end, curve, pace, about, now, digest) for trial, end, curve, digest in rows]
-
-    def _wait(self) -> None:
-        if self._options.device == "cuda":
-            torch.cuda.synchronize()
 
 
 def _digest(weights: Sequence[Tensor]) -> str:
