@@ -80,9 +80,9 @@ def _run_panel(panel: Panel, scale: Scale, request: Request) -> None:
     store = Store(request.out / panel.home / scale.name)
     # Small rates, so that thousands of steps on a few batches leave the activations about as they were.
     timed = {group.name: group.cells[0].having(learning_rate=0.001) for group in panel.clocked}
-    said, how = f"{what}: the time of a step on one CPU thread", {"device": "cpu", "rounds": scale.rounds, "turn": timing.TURN}
+    said = f"{what}: the time of a step on one CPU thread"
     with means.writing(store):
         with threads(1):
-            clock(f"steps-{panel.name}", timed, store, means, said, **how)
+            clock(f"steps-{panel.name}", timed, store, means, said, device="cpu", rounds=scale.rounds, turn=timing.TURN)
         arms = list(recipe.arms(panel, scale, store).values())
         train([(f"{what} ({panel.title})", arms)], store, means, about, panel.name)

@@ -88,7 +88,8 @@ def _enter(course: Course, request: Request, workload: Workload, store: Store) -
     setter = [course.target] if isinstance(course.target, str) else []
     wanted = {*request.methods, *setter} if request.methods else set(ENTRANTS)
     before, own = store.about.get("reasons", {}), arms(course, request.scale, store, workload.network)
-    racing, reasons = [], {}
+    racing: list[str] = []
+    reasons: dict[str, str] = {}
     for entrant in entrants(course):
         name, begin = entrant.name, own[entrant.name].search[0].candidates(None)
         # What an earlier call has done stays.
