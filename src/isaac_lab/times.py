@@ -33,11 +33,12 @@ def measure(
     rounds: int = 7,
     turn: float = TURN,
     folder: Path | None = None,
+    tick: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """A record with the time of a step of each of these runs, by name; the first is what ratios are relative to.
 
     Where the steps are to be captured, those that cannot be CUDA graphs are left out. `rounds` is how often they take turns of
-    about so many seconds, at least as often as there are captures.
+    about so many seconds, at least as often as there are captures; `tick` is called after each round.
     """
     workloads = {name: load(trial, device=device, folder=folder) for name, trial in trials.items()}
     reasons = {name: methods.unable(trial, workloads[name]) for name, trial in trials.items()}
@@ -58,7 +59,7 @@ def measure(
                 _wait(device)
                 ready.setdefault(name, time.perf_counter() - started)
             share = rounds // captures + (number < rounds % captures)
-            timings = timing.measure(steps, rounds=share, turn=turn, wait=lambda: _wait(device))
+            timings = timing.measure(steps, rounds=share, turn=turn, wait=lambda: _wait(device), tick=tick)
             per_turn = timings.steps_per_turn
             for name, values in timings.seconds.items():
                 seconds[name] += values
