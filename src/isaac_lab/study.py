@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from isaac_lab.record import Record
@@ -30,7 +30,7 @@ def decides(quantity: str, *, higher: bool = False) -> Callable[[Record], float]
 class Search:
     """One round, equally many runs for every method."""
 
-    candidates: Callable[[Trial | None], Sequence[Trial]]  # from the best of the round before; None in the first round
+    candidates: Callable[["Result | None"], Sequence[Trial]]  # from the rounds before, which have ended; None in the first one
     value: Callable[[Record], float]  # what decides, lower is better; infinite where a run diverged
 
 
@@ -62,27 +62,25 @@ class Result:
 
 def resolve(arm: Arm, kept: Kept) -> Result:
     """What was chosen, what ran and what is due; a pure function of arm and records."""
-    best: Trial | None = None
-    tried: list[Mapping[Trial, float]] = []
-    due: tuple[Trial, ...] = ()
+    found: Result | None = None
     for search in arm.search:
-        candidates = tuple(dict.fromkeys(search.candidates(best)))
+        candidates = tuple(dict.fromkeys(search.candidates(found)))
         values = {trial: search.value(record) for trial in candidates if (record := kept.get(trial)) is not None}
-        tried.append(values)
-        due = tuple(trial for trial in candidates if trial not in values)
-        if due:
+        best, tried = (found.best, (*found.tried, values)) if found else (None, (values,))
+        if due := tuple(trial for trial in candidates if trial not in values):
+            found = Result(best, tried, (), due)
             break
         # The first of equal ones.
         first = min(values, key=lambda trial: values[trial], default=None)
         if first is None or math.isinf(values[first]):
-            return Result(None, tuple(tried), (), (), lost=True)
-        best = first
-    if best is None and arm.search:
-        return Result(None, tuple(tried), (), due)
-    finals = tuple(dict.fromkeys(arm.finals(best)))
-    found = {trial: kept.get(trial) for trial in finals}
-    runs = tuple(record for record in found.values() if record is not None)
-    return Result(best, tuple(tried), runs, due or tuple(trial for trial, record in found.items() if record is None))
+            return Result(None, tried, (), (), lost=True)
+        found = Result(first, tried, (), ())
+    if found is not None and found.best is None:
+        return found
+    chosen = found or Result(None, (), (), ())
+    finals = {trial: kept.get(trial) for trial in arm.finals(chosen.best)}
+    runs = tuple(record for record in finals.values() if record is not None)
+    return replace(chosen, runs=runs, due=chosen.due or tuple(trial for trial, record in finals.items() if record is None))
 
 
 def outstanding(arms: Sequence[Arm], kept: Kept) -> list[Trial]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from isaac_lab.record import Record, Store
-from isaac_lab.study import Arm, Search, decides, resolve
+from isaac_lab.study import Arm, Result, Search, decides, resolve
 from isaac_lab.trial import Trial, Value
 
 STEPS, POINTS, WARM_UP = 300, 12, 20
@@ -32,8 +32,8 @@ class Method:
     def searched(self, seeds: int) -> Arm:
         """Two rounds of search, eight rates and four near the best of them, and the runs at what they chose."""
 
-        def candidates(best: Trial | None) -> list[Trial]:
-            if best is None:
+        def candidates(found: Result | None) -> list[Trial]:
+            if found is None or (best := found.best) is None:
                 return [self._trial(learning_rate=rate) for rate in self.first]
             name, shares = ("second_rate", self.second) if self.second else ("learning_rate", (0.6, 1.7))
             near = [("learning_rate", 0.8), ("learning_rate", 1.3), *((name, share) for share in shares)]

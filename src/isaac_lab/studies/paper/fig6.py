@@ -109,7 +109,7 @@ def arms(budget: Budget, seeds: int) -> dict[tuple[str, str], Arm]:
             lambda best: () if best is None else budget.runs(setting, best, seeds),
             (
                 Search(lambda _: budget.candidates(setting, name), decides("train_loss")),
-                Search(lambda best: () if best is None else budget.compared(setting, best), _error),
+                Search(lambda found: budget.compared(setting, found.best) if found and found.best else (), _error),
             ),
         )
 

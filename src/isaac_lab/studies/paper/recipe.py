@@ -263,7 +263,7 @@ def arms(panel: Panel, scale: Scale, kept: Kept = MappingProxyType({})) -> dict[
     def search(group: Group) -> tuple[Search, ...]:
         rates = _rates_of(group.cells[0], scale)
         if scale.halving and len(rates) > 1:
-            return searches(rates, group.tuned_on, lasting, kept)
+            return searches(rates, group.tuned_on, lasting)
         candidates = trials(group, scale)
         return (Search(lambda _: candidates, final_loss),)
 

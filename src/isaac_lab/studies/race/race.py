@@ -167,7 +167,7 @@ def arms(course: Course, scale: Scale, kept: Kept, network: str = "") -> dict[st
     Who has not begun is not waited for.
     """
     for rounds in range(scale.least, scale.rounds + 1):
-        made = {entrant.name: _arm(entrant, course, scale, kept, rounds, network) for entrant in entrants(course)}
+        made = {entrant.name: _arm(entrant, course, scale, rounds, network) for entrant in entrants(course)}
         found = {name: own for name, arm in made.items() if (own := resolve(arm, kept)).tried[0]}
         searching = any(trial.split == "validation" for own in found.values() for trial in own.due)
         if searching or not any(edges(ENTRANTS[name], own) for name, own in found.items()):
@@ -175,36 +175,26 @@ def arms(course: Course, scale: Scale, kept: Kept, network: str = "") -> dict[st
     return made
 
 
-def _arm(entrant: Entrant, course: Course, scale: Scale, kept: Kept, rounds: int, network: str) -> Arm:
-    blank, dimensions = course.blank(scale, network), len(entrant.search)
+def _arm(entrant: Entrant, course: Course, scale: Scale, rounds: int, network: str) -> Arm:
+    blank, dimensions, space = course.blank(scale, network), len(entrant.search), entrant.space(course)
     value, seeds = decides(course.metric, higher=course.higher), range(RULES["first_seed"], RULES["first_seed"] + scale.seeds)
 
-    def search(number: int, before: Arm) -> Search:
-        """A round, the first one all over the ranges, a later one around the best of those before."""
-        first, count = (1, scale.first) if not number else (1 + scale.first + (number - 1) * scale.more, scale.more)
+    def candidates(found: Result | None) -> list[Trial]:
+        """A round: first all over the ranges, later in a box around the best.
+
+        Where that lies at an edge of what was tried, the box begins there and lies beyond.
+        """
+        first, count = (1 + scale.first + (len(found.tried) - 1) * scale.more, scale.more) if found else (1, scale.first)
         points = [[_halton(at, prime) for prime in PRIMES[:dimensions]] for at in range(first, first + count)]
-        known: list[Trial] = []
-        if number:
-            found = resolve(before, kept)
-            known = [found.best] if found.best else []
-            points = [_around(entrant, course, found, point) for point in points] if found.best else []
-        trials = [*known, *(entrant.trial(course, blank, point) for point in points)]
-        return Search(lambda _: trials, value)
+        if found is None or found.best is None:
+            return [entrant.trial(course, blank, point) for point in points]
+        sides, best = edges(entrant, found), found.best
+        offsets = [[sides[name] * x if name in sides else x - 0.5 for name, x in zip(space, p, strict=True)] for p in points]
+        center = [own.place(best.get(name)) for name, own in space.items()]
+        places = [[at + RULES["box"] * x for at, x in zip(center, own, strict=True)] for own in offsets]
+        return [best, *(entrant.trial(course, blank, own) for own in places)]
 
-    made = Arm(entrant.name, lambda best: finals(best, seeds))
-    for number in range(rounds):
-        made = replace(made, search=(*made.search, search(number, made)))
-    return made
-
-
-def _around(entrant: Entrant, course: Course, found: Result, point: Sequence[float]) -> list[float]:
-    """Places in a box around the best; where it lies at an edge of what was tried, the box begins there and lies beyond."""
-    assert found.best is not None
-    sides, places = edges(entrant, found), []
-    for (name, own), share in zip(entrant.space(course).items(), point, strict=True):
-        offset = sides[name] * share if name in sides else share - 0.5
-        places.append(own.place(found.best.get(name)) + RULES["box"] * offset)
-    return places
+    return Arm(entrant.name, lambda best: finals(best, seeds), (Search(candidates, value),) * rounds)
 
 
 def edges(entrant: Entrant, found: Result) -> dict[str, int]:
