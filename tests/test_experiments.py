@@ -201,7 +201,7 @@ def misleading(trial: Trial) -> float:
 
 def rounds_of(own: Panel, loss: fabricate.Losses) -> dict[str, list[list[Trial]]]:
     memory = fabricate.settled(own, "paper", loss)
-    arms = recipe.arms(own, SCALES["paper"], kept=memory)
+    arms = recipe.arms(own, SCALES["paper"])
     return {group.name: [list(tried) for tried in resolve(arms[group.name], memory).tried] for group in own.groups}
 
 

@@ -41,6 +41,9 @@ class Arm:
     name: str
     finals: Callable[[Trial | None], Sequence[Trial]]
     search: tuple[Search, ...] = ()
+    instead: Callable[[Trial], Sequence[Trial]] = (
+        lambda trial: ()
+    )  # what is run, one after the other, where a final run diverged
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,11 @@ def resolve(arm: Arm, kept: Kept) -> Result:
     if found is not None and found.best is None:
         return found
     chosen = found or Result(None, (), (), ())
-    finals = {trial: kept.get(trial) for trial in arm.finals(chosen.best)}
+    finals: dict[Trial, Record | None] = {}
+    for trial in arm.finals(chosen.best):
+        tried = (trial, *arm.instead(trial))
+        own = next((one for one in tried if (record := kept.get(one)) is None or record.finished), tried[-1])
+        finals[own] = kept.get(own)
     runs = tuple(record for record in finals.values() if record is not None)
     return replace(chosen, runs=runs, due=chosen.due or tuple(trial for trial, record in finals.items() if record is None))
 

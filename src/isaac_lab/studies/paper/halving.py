@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from isaac_lab.record import Record
-from isaac_lab.study import Kept, Result, Search, decides
+from isaac_lab.study import Result, Search, decides
 from isaac_lab.trial import Trial
 
 #: Added to the seeds: no run that chooses is one that is shown.
@@ -79,14 +79,10 @@ def _ranked(values: Mapping[Trial, float]) -> dict[float, list[Trial]]:
     return found
 
 
-def stable(trial: Trial, kept: Kept) -> Trial:
-    """A cell with the rate of its sector; where that diverged, with the next smaller ones, down to a hundredth."""
-    for _ in range(4):
-        record = kept.get(trial)
-        if record is None or record.finished:
-            break
-        trial = trial.having(learning_rate=_rate(round(2 * math.log10(trial.learning_rate)) - 1))
-    return trial
+def smaller(trial: Trial) -> list[Trial]:
+    """A run with the next smaller rates, down to a hundredth."""
+    place = round(2 * math.log10(trial.learning_rate))
+    return [trial.having(learning_rate=_rate(place - number)) for number in range(1, 5)]
 
 
 def _rate(number: int) -> float:

@@ -9,12 +9,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from isaac_lab.data.catalogue import SETS
 from isaac_lab.record import Record
-from isaac_lab.studies.paper.halving import searches, stable
+from isaac_lab.studies.paper.halving import searches, smaller
 from isaac_lab.study import Arm, Kept, Search, decides, resolve
 from isaac_lab.trial import Trial, TrialError, Value, parse
 from isaac_lab.workloads.examples import VALIDATED
@@ -256,31 +255,29 @@ def _rates_of(cell: Trial, scale: Scale) -> tuple[float, ...]:
 final_loss = decides("train_loss")
 
 
-def arms(panel: Panel, scale: Scale, kept: Kept = MappingProxyType({})) -> dict[str, Arm]:
-    """By group: a learning rate is chosen, of all cells together, and all cells are run with it; rounds depend on records."""
+def arms(panel: Panel, scale: Scale) -> dict[str, Arm]:
+    """By group: a learning rate is chosen, of all cells together, and all cells are run with it."""
     by_name = {group.name: group for group in panel.groups}
 
-    def search(group: Group) -> tuple[Search, ...]:
-        rates = _rates_of(group.cells[0], scale)
-        if scale.halving and len(rates) > 1:
-            return searches(rates, group.tuned_on, lasting)
-        candidates = trials(group, scale)
-        return (Search(lambda _: candidates, final_loss),)
-
     def arm(group: Group) -> Arm:
-        def finals(best: Trial | None) -> Sequence[Trial]:
-            cells = [cell.having(learning_rate=best.learning_rate) for cell in group.cells] if best is not None else []
+        tuned = by_name[group.like or group.name]
+        rates, candidates = _rates_of(tuned.cells[0], scale), trials(tuned, scale)
+        halving = scale.halving and len(rates) > 1
+        search = searches(rates, tuned.tuned_on, lasting) if halving else (Search(lambda _: candidates, final_loss),)
+        return Arm(
+            f"{panel.name}/{group.name}",
+            lambda best: [cell.having(learning_rate=best.learning_rate) for cell in group.cells] if best else [],
+            search,
             # One rate for a whole sector diverges in some of its cells; a curve has a rate of its own.
-            return [stable(cell, kept) for cell in cells] if scale.halving and len(group.tuned_on) > 1 else cells
-
-        return Arm(f"{panel.name}/{group.name}", finals, search(by_name[group.like or group.name]))
+            smaller if halving and len(group.tuned_on) > 1 else lambda _: (),
+        )
 
     return {name: arm(group) for name, group in by_name.items()}
 
 
 def outcome(panel: Panel, scale: Scale, kept: Kept, settings: Sequence[str] = ()) -> Outcome | None:
     """What the records say of a panel; None unless all of it has been run."""
-    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale, kept).items()}
+    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale).items()}
     if not all(result.whole for result in found.values()):
         return None
     rates = {name: None if result.best is None else result.best.learning_rate for name, result in found.items()}

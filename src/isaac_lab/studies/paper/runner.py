@@ -84,5 +84,5 @@ def _run_panel(panel: Panel, scale: Scale, request: Request) -> None:
     with means.writing(store):
         with threads(1):
             clock(f"steps-{panel.name}", timed, store, means, said, device="cpu", rounds=scale.rounds, turn=timing.TURN)
-        arms = list(recipe.arms(panel, scale, store).values())
+        arms = list(recipe.arms(panel, scale).values())
         train([(f"{what} ({panel.title})", arms)], store, means, about, panel.name)
