@@ -83,8 +83,8 @@ def resolve(arm: Arm, kept: Kept) -> Result:
     chosen = found or Result(None, (), (), ())
     finals: dict[Trial, Record | None] = {}
     for trial in arm.finals(chosen.best):
-        tried = (trial, *arm.instead(trial))
-        own = next((one for one in tried if (record := kept.get(one)) is None or record.finished), tried[-1])
+        places = (trial, *arm.instead(trial))
+        own = next((one for one in places if (record := kept.get(one)) is None or record.finished), places[-1])
         finals[own] = kept.get(own)
     runs = tuple(record for record in finals.values() if record is not None)
     return replace(chosen, runs=runs, due=chosen.due or tuple(trial for trial, record in finals.items() if record is None))

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from isaac_lab.products import threads
@@ -25,9 +24,11 @@ class Scale:
     turn: float
 
 
-SCALES: Mapping[str, Scale] = MappingProxyType(
-    {"smoke": Scale(True, 1, 2, 0.01), "quick": Scale(False, 1, 5, 0.2), "standard": Scale(False, 10, 7, 0.2)}
-)
+SCALES: Mapping[str, Scale] = {
+    "smoke": Scale(True, 1, 2, 0.01),
+    "quick": Scale(False, 1, 5, 0.2),
+    "standard": Scale(False, 10, 7, 0.2),
+}
 #: After the name of a method: with `isaac.attach(model)` before training, and nothing else.
 LINE = "+line"
 #: The script as it is; with the line; as it is, at the best of five rates.
@@ -85,12 +86,10 @@ class Recipe:
 
 _KNOWN = rules("recipes.toml")
 RULES = Rules(**_KNOWN["rules"])
-RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {
-        name: Recipe(name, **{**own, **{scale: Budget(**own[scale]) for scale in SCALES}})
-        for name, own in _KNOWN["recipes"].items()
-    }
-)
+RECIPES: Mapping[str, Recipe] = {
+    name: Recipe(name, **{**own, **{scale: Budget(**own[scale]) for scale in SCALES}})
+    for name, own in _KNOWN["recipes"].items()
+}
 
 
 def arms(recipe: Recipe, scale: str, network: str = "") -> dict[str, Arm]:

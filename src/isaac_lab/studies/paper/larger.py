@@ -1,19 +1,18 @@
 """What Figure 6 and Table 1 share: a learning rate and a damping are searched for each method, and then other seeds are run."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from typing import Any, TypeAlias
 
 from isaac_lab.record import Store
 from isaac_lab.stats import sample
+from isaac_lab.studies import rules
 from isaac_lab.studies.calls import Means, clock, modes
 from isaac_lab.trial import Trial, Value
 
 Rates: TypeAlias = Mapping[str, Sequence[float]]
 #: By table and scale.
-KNOWN: Mapping[str, Any] = tomllib.loads((files(__package__) / "larger.toml").read_text(encoding="utf-8"))
+KNOWN: Mapping[str, Any] = rules("paper/larger.toml")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from isaac_lab.method import METHODS
@@ -13,7 +12,7 @@ from isaac_lab.trial import Trial, Value
 
 _TEXT: Mapping[str, Any] = rules("race/rules.toml")
 #: What all races share.
-RULES: Mapping[str, Any] = MappingProxyType(_TEXT["rules"])
+RULES: Mapping[str, Any] = _TEXT["rules"]
 #: Of the Halton sequence, one for each dimension.
 PRIMES = (2, 3, 5)
 #: Numbers just below 1, searched evenly in the logarithm of what they lack.
@@ -150,10 +149,10 @@ def _entrants() -> dict[str, Entrant]:
 
 
 #: By name, in the order of the tables.
-ENTRANTS: Mapping[str, Entrant] = MappingProxyType(_entrants())
-SCALES: Mapping[str, Scale] = MappingProxyType({name: Scale(name, **own) for name, own in _TEXT["scales"].items()})
+ENTRANTS: Mapping[str, Entrant] = _entrants()
+SCALES: Mapping[str, Scale] = {name: Scale(name, **own) for name, own in _TEXT["scales"].items()}
 #: In the order of the tables.
-COURSES: Mapping[str, Course] = MappingProxyType({name: Course(name, **own) for name, own in _TEXT["workloads"].items()})
+COURSES: Mapping[str, Course] = {name: Course(name, **own) for name, own in _TEXT["workloads"].items()}
 
 
 def entrants(course: Course) -> tuple[Entrant, ...]:
