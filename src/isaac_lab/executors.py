@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from isaac_lab.method import check
 from isaac_lab.networks import alike
 from isaac_lab.progress import Progress, Update, measured, nobody
 from isaac_lab.record import Record, Store
@@ -268,8 +269,6 @@ EXECUTORS: dict[str, Callable[[Sequence[Group], Store, Call], None]] = {
 
 @lru_cache(maxsize=64)
 def _checked(trial: Trial, call: Call) -> Workload:
-    from isaac_lab.method import check
-
     check(trial)
     return load(trial, device="cpu" if call.executor == "ray" else call.device, folder=call.folder)
 

@@ -192,8 +192,6 @@ def summary(view: View) -> dict[str, Any]:
         command = f"isaac-newton reproduce fig6 --scale {view.scale.name}"
         raise StoreError(f"there is no run of fig6 in {view.directory}; {command} trains it")
     methods = [name for name in METHODS if any(known[setting, name].runs for setting in SETTINGS)]
-    about = view.store.about
-    calls = about.get("calls") or [{"command": about.get("command", view.means.call.command)}]
     columns = [setting.title for setting in SETTINGS.values()]
     rows = [METHODS[name].row(name, [shown_cell(known[setting, name]) for setting in SETTINGS]) for name in methods]
     panels = [
@@ -204,7 +202,7 @@ def summary(view: View) -> dict[str, Any]:
     return {
         "title": f"Figure 6: ResNet-18 on {newest.about['data'].partition(' (')[0]}: test accuracy",
         "scale": view.scale.name,
-        "command": calls[-1]["command"],
+        "command": view.store.about["calls"][-1]["command"],
         "time": newest.time,
         **{key: newest.about[key] for key in ("commit", "versions", "machine")},
         "model": "ResNet-18" + (f" of width {resnet.SMALL_WIDTH}" if small else ""),
