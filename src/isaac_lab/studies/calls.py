@@ -91,23 +91,12 @@ def train(
     trained(0)
 
 
-def clock(
-    name: str,
-    timed: Mapping[str, Trial],
-    store: Store,
-    means: Means,
-    said: str,
-    about: Mapping[str, Any] | None = None,
-    **how: Any,
-) -> None:
-    """Time the steps of these runs, methods taking turns, unless the store knows; ratios are relative to the first.
-
-    `about` is kept beside the times.
-    """
+def clock(name: str, timed: Mapping[str, Trial], store: Store, means: Means, said: str, **how: Any) -> None:
+    """Time the steps of these runs, methods taking turns, unless the store knows; ratios are relative to the first."""
     if timed and name not in store.times():
         means.say(said)
         options = {"device": means.call.device, "folder": means.call.folder, **how}
-        store.add_times(name, {**times.measure(timed, **options), **(about or {})})
+        store.add_times(name, times.measure(timed, **options))
 
 
 def modes(device: str) -> tuple[str, ...]:

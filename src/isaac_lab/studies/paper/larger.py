@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from isaac_lab import times
 from isaac_lab.record import Store
 from isaac_lab.stats import sample
 from isaac_lab.studies import rules
-from isaac_lab.studies.calls import Means, clock, modes
+from isaac_lab.studies.calls import Means, modes
 from isaac_lab.trial import Trial, Value
 
 Rates: TypeAlias = Mapping[str, Sequence[float]]
@@ -60,9 +61,12 @@ def by_processes(means: Means, command: str, *, small: bool) -> Means:
 
 def clocks(what: str, timed: Mapping[str, Mapping[str, Trial]], rounds: int, store: Store, means: Means, **about: Any) -> None:
     """Time the steps of all methods, given by mode, in each mode that the device has; `about` is kept beside the times."""
-    for mode in modes(means.call.device):
-        said, captured = f"{what}: the time of a step, {mode}", mode == "captured"
-        clock(mode, timed[mode], store, means, said, about, captured=captured, rounds=rounds)
+    call = means.call
+    for mode in modes(call.device):
+        if mode not in store.times():
+            means.say(f"{what}: the time of a step, {mode}")
+            how: dict[str, Any] = {"device": call.device, "folder": call.folder, "rounds": rounds}
+            store.add_times(mode, times.measure(timed[mode], captured=mode == "captured", **how) | about)
 
 
 def ratios(record: Mapping[str, Any], methods: Mapping[str, Method], form: str) -> str:
