@@ -37,8 +37,9 @@ def race(
     """Tune every method with the same number of trials, then train it with other seeds, and show where it ended."""
     console = Console()
     with console.status("Loading torch …"):
+        from isaac_lab.studies import StudyError, refuse_unknown
         from isaac_lab.studies.race import runner
-        from isaac_lab.studies.race.race import COURSES, SCALES
+        from isaac_lab.studies.race.race import COURSES, ENTRANTS, SCALES
     if workload == RULES:
         for own in training.report("race_rules").rules(scale):
             console.print(own.terminal())
@@ -49,8 +50,8 @@ def race(
     chosen = list(COURSES.values()) if workload == ALL else [COURSES[workload]]
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "race", only_read=draw_only)
     request = runner.Request(out, SCALES[scale], training.listed(methods), times)
-    with training.named_errors(more={runner.RaceError: "--methods"}):
-        runner.check_methods(request.methods)
+    with training.named_errors(more={StudyError: "--methods"}):
+        refuse_unknown(request.methods, ENTRANTS, "method")
     options = {"--scale": scale, "--device": on, "--workers": workers, "--methods": ",".join(request.methods)}
     options["--model"] = training.use_encoder(model)
 
@@ -63,7 +64,7 @@ def race(
         train=lambda means: runner.run(chosen, replace(request, means=means)),
         show=show,
         blocks=lambda pictures: training.report("race").blocks(out, pictures),
-        errors={runner.RaceError: "--out"},
+        errors={StudyError: "--out"},
     )
     means = training.means(["race", "WORKLOAD"], options, on, data, workers, minutes)
     training.perform(work, means, console, out, draw_only=draw_only, pages=fill)

@@ -28,10 +28,11 @@ def recipes(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.record import Store
-        from isaac_lab.studies.recipes import RecipeError, chosen, run
+        from isaac_lab.studies import StudyError
+        from isaac_lab.studies.recipes import chosen, run
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "recipes", only_read=draw_only)
     store = Store(out / scale)
-    with training.named_errors(more={RecipeError: "--recipes"}):
+    with training.named_errors(more={StudyError: "--recipes"}):
         wanted = chosen(training.listed(recipes))
 
     def show() -> None:
@@ -47,7 +48,7 @@ def recipes(
         train=lambda means: run(wanted, store, scale, means),
         show=show,
         blocks=lambda pictures: training.report("recipes").blocks(out, pictures),
-        errors={RecipeError: "--out"},
+        errors={StudyError: "--out"},
     )
     options = {"--scale": scale, "--device": on, "--model": training.use_encoder(model)}
     means = training.means(["recipes"], options, on, data, workers, minutes)

@@ -11,6 +11,16 @@ from typing import Any
 from isaac_lab.trial import Trial
 
 
+class StudyError(Exception):
+    """What is not there, or cannot be run or drawn; the message says why and what to do."""
+
+
+def refuse_unknown(names: Iterable[str], there: Iterable[str], what: str) -> None:
+    """Refuse names that are not there."""
+    if unknown := [name for name in names if name not in there]:
+        raise StudyError(f"there is no {what} {unknown[0]!r}; there are {', '.join(there)}")
+
+
 def rules(name: str) -> dict[str, Any]:
     """What a file of rules beside the studies says."""
     return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))

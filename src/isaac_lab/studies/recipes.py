@@ -7,7 +7,7 @@ from typing import Any
 
 from isaac_lab.products import threads
 from isaac_lab.record import Store
-from isaac_lab.studies import finals, hashed, rules
+from isaac_lab.studies import StudyError, finals, hashed, refuse_unknown, rules
 from isaac_lab.studies.calls import Means, clock, each_with_data, train
 from isaac_lab.study import Arm, Search, decides, resolve
 from isaac_lab.trial import Trial
@@ -33,10 +33,6 @@ SCALES: Mapping[str, Scale] = {
 LINE = "+line"
 #: The script as it is; with the line; as it is, at the best of five rates.
 ARMS = ("plain", "line", "tuned")
-
-
-class RecipeError(Exception):
-    """What cannot be run or drawn; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +112,7 @@ def arms(recipe: Recipe, scale: str, network: str = "") -> dict[str, Arm]:
 
 def chosen(names: Sequence[str]) -> list[Recipe]:
     """The recipes of these names, all unless there are any."""
-    for name in names:
-        if name not in RECIPES:
-            raise RecipeError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
+    refuse_unknown(names, RECIPES, "recipe")
     return [recipe for name, recipe in RECIPES.items() if not names or name in names]
 
 
@@ -129,11 +123,11 @@ def run(recipes: Sequence[Recipe], store: Store, scale: str, means: Means) -> St
 
     Raises:
         DataError: Of the only recipe.
-        RecipeError: There is none whose data are there.
+        StudyError: There is none whose data are there.
     """
     call, how = means.call, SCALES[scale]
     if (before := store.about.get("device")) not in (None, call.device) and store.records():
-        raise RecipeError(f"{store.folder} has recipes on {before}; name another --out for {call.device}")
+        raise StudyError(f"{store.folder} has recipes on {before}; name another --out for {call.device}")
 
     def network(recipe: Recipe) -> str:
         """What is trained, where the environment decides that."""
@@ -143,7 +137,7 @@ def run(recipes: Sequence[Recipe], store: Store, scale: str, means: Means) -> St
         networks = each_with_data({recipe.title: partial(network, recipe) for recipe in recipes}, means)
         there = [recipe for recipe in recipes if recipe.title in networks]
         if not there:
-            raise RecipeError("none of the recipes has its data; name a folder that has them with --data")
+            raise StudyError("none of the recipes has its data; name a folder that has them with --data")
         for some in [there] if call.executor == "processes" else [[recipe] for recipe in there]:
             own = {recipe.name: arms(recipe, scale, networks[recipe.title]) for recipe in some}
             known = store.about.get("networks", {}) | {r.name: networks[r.title] for r in some if networks[r.title]}

@@ -7,15 +7,12 @@ from isaac_lab.bench import timing
 from isaac_lab.products import threads
 from isaac_lab.record import Store
 from isaac_lab.records import StoreError
+from isaac_lab.studies import StudyError
 from isaac_lab.studies.calls import Means, clock, train
 from isaac_lab.studies.paper import recipe
 from isaac_lab.studies.paper.folder import View, view
 from isaac_lab.studies.paper.recipe import SCALES, Experiment, Panel, Scale
 from isaac_lab.trial import TrialError
-
-
-class UnknownPanelError(Exception):
-    """A panel that the experiment does not have."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +29,12 @@ class Request:
 
 
 def run(experiment: Experiment, request: Request) -> View:
-    """Train and time; what is there already is used. Raises `UnknownPanelError` for a panel that is not there."""
+    """Train and time; what is there already is used. Raises `StudyError` for a panel that is not there."""
     scale = replace(SCALES[request.scale], all_seeds=request.means.seeds)
     every = {panel.name: panel for panel in experiment.panels(scale)}
     if unknown := [name for name in request.panels if name not in every]:
         known_ones = ", ".join(every) or "none"
-        raise UnknownPanelError(f"{experiment.id} has no panel {', '.join(map(repr, unknown))}; it has {known_ones}")
+        raise StudyError(f"{experiment.id} has no panel {', '.join(map(repr, unknown))}; it has {known_ones}")
     if request.settings and not every:
         raise TrialError(f"{experiment.id} takes no settings; it has no runs of this kind")
     panels = recipe.selected([own for name, own in every.items() if name in (request.panels or every)], request.settings)

@@ -10,15 +10,12 @@ from typing import Any
 from isaac_lab import method, methods, times
 from isaac_lab.products import threads
 from isaac_lab.record import Store
+from isaac_lab.studies import StudyError
 from isaac_lab.studies.calls import Means, each_with_data, modes, train
 from isaac_lab.studies.race import standings
 from isaac_lab.studies.race.race import ENTRANTS, RULES, SCALES, Course, Scale, arms, due, entrants
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
-
-
-class RaceError(Exception):
-    """A race that cannot be run or drawn; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +29,11 @@ class Request:
     means: Means = field(default_factory=Means)  # how to train; "WORKLOAD" in its command stands for the workload
 
 
-def check_methods(names: Sequence[str]) -> None:
-    """Refuse names that no race knows."""
-    for name in names:
-        if name not in ENTRANTS:
-            raise RaceError(f"there is no method {name!r}; there are {', '.join(ENTRANTS)}")
-
-
 def run(chosen: Sequence[Course], request: Request) -> list[Path]:
     """Race on all of these workloads; returns the folders in which the results are."""
     found = each_with_data({course.name: partial(_run, course, request) for course in chosen}, request.means)
     if not found:
-        raise RaceError("none of the workloads could be loaded; name a folder with their data")
+        raise StudyError("none of the workloads could be loaded; name a folder with their data")
     return list(found.values())
 
 
@@ -53,7 +43,7 @@ def folders(chosen: Sequence[Course], request: Request, *, needed: bool) -> list
     there = [folder for folder in found if (folder / "about.json").is_file()]
     if needed and not there:
         where = f"{found[0]}: it has no about.json" if len(found) == 1 else f"{request.out}, of scale {request.scale.name}"
-        raise RaceError(f"there is no race in {where}; leave out --draw-only to run it")
+        raise StudyError(f"there is no race in {where}; leave out --draw-only to run it")
     return there
 
 
@@ -65,7 +55,7 @@ def _run(course: Course, request: Request) -> Path:
         standings.check(store)
         if (before := store.about["device"]) != call.device:
             here = f"{store.folder} has a race on {before}"
-            raise RaceError(f"{here}; name another directory for one on {call.device}")
+            raise StudyError(f"{here}; name another directory for one on {call.device}")
     # Who fine-tunes an encoder learns its name from the environment: the workload says what it is.
     workload: Workload = load(course.blank(scale), device=call.device, folder=call.folder)
     with threads(int(scale.small)), means.writing(store):
