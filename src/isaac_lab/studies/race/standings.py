@@ -19,15 +19,12 @@ from isaac_lab.trial import Trial
 
 Record = Mapping[str, Any]
 
+#: Of what decides, where the workload has none, or a shorter one.
 TITLES = {
     "train_loss": "Training loss",
     "test_loss": "Test loss",
-    "test_accuracy": "Test accuracy",
-    "test_error": "Squared error of a test image",
-    "test_rmse": "Test RMSE",
     "test_psnr": "PSNR of held-out pixels, dB",
     "psnr": "PSNR of fitted pixels, dB",
-    "f1": "F1",
     "matthews": "Matthews correlation",
 }
 #: What is tuned, in the order of the tables.
@@ -106,7 +103,7 @@ def summarize(store: Store) -> dict[str, Any]:
         "higher": about.get("higher", False),
         "trials": max((method["trials"] for method in found), default=0) if ruled else about["trials"],
         "mode": "captured" if about["device"] == "cuda" else "eager",
-        "quantity_title": TITLES[about["quantity"]],
+        "quantity_title": TITLES.get(about["quantity"]) or about["metrics"][about["quantity"]],
         "metric_titles": {name: title for name, title in about["metrics"].items() if name != about["quantity"]},
         "target": rounded(target),
         "target_by": target_by,
