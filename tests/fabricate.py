@@ -39,7 +39,7 @@ class Memory:
 def settled(own: Panel, scale: str, losses: Losses) -> Memory:
     """All runs of a panel."""
     memory = Memory(losses)
-    settle(list(recipe.arms(own, SCALES[scale], kept=memory).values()), memory, memory.train)
+    settle(list(recipe.arms(own, SCALES[scale]).values()), memory, memory.train)
     return memory
 
 

@@ -17,7 +17,7 @@ from isaac_lab.claims import CLAIMS, costs, ledger
 from isaac_lab.claims import curves as of_curves
 from isaac_lab.claims.curves import unstable
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict
-from isaac_lab.claims.grids import behind, star_keeps_up
+from isaac_lab.claims.grids import CHECKS, behind
 from isaac_lab.cli import app as whole
 from isaac_lab.commands.records import claims
 from isaac_lab.record import Record, Store
@@ -162,7 +162,7 @@ def test_claims_about_grids_follow_the_best_cells(sectors: Sectors, verdicts: di
 
 def test_one_counterexample_decides_but_a_missing_panel_leaves_open() -> None:
     good, bad = grid(BOTH_GOOD), grid(STAR_LOST)
-    test = partial(star_keeps_up, panels="fig1 abcd")
+    test = partial(CHECKS["star_keeps_up"], panels="fig1 abcd")
     three = dict.fromkeys(FIG1[:3], good)
     assert test(Made(three)).verdict is Verdict.UNKNOWN
     assert "missing: fig1 d" in test(Made(three)).figures
@@ -172,7 +172,7 @@ def test_one_counterexample_decides_but_a_missing_panel_leaves_open() -> None:
 
 def test_most_means_more_than_half_of_all_panels() -> None:
     good, bad = grid(BOTH_GOOD), grid(STAR_LOST)
-    test = partial(star_keeps_up, panels="fig1 abcd", need="most")
+    test = partial(CHECKS["star_keeps_up"], panels="fig1 abcd", need="most")
     assert test(Made(dict.fromkeys(FIG1[:3], good))).verdict is Verdict.HOLDS
     assert test(Made(dict.fromkeys(FIG1[:2], good))).verdict is Verdict.UNKNOWN
     assert test(Made(dict.fromkeys(FIG1[:2], bad))).verdict is Verdict.FAILS
@@ -180,9 +180,9 @@ def test_most_means_more_than_half_of_all_panels() -> None:
 
 def test_every_finding_names_its_scale() -> None:
     same = Made({name: grid(BOTH_GOOD, *name) for name in FIG1})
-    assert star_keeps_up(same, panels="fig1 abcd").scale == "quick"
+    assert CHECKS["star_keeps_up"](same, panels="fig1 abcd").scale == "quick"
     mixed = Made({FIG1[0]: grid(BOTH_GOOD), FIG1[1]: replace(grid(BOTH_GOOD), scale="paper")})
-    assert star_keeps_up(mixed, panels="fig1 ab").scale == "quick (fig1 a), paper (fig1 b)"
+    assert CHECKS["star_keeps_up"](mixed, panels="fig1 ab").scale == "quick (fig1 a), paper (fig1 b)"
 
 
 def test_the_row_of_the_fisher_grid_is_compared_with_the_column() -> None:

@@ -201,7 +201,7 @@ def misleading(trial: Trial) -> float:
 
 def rounds_of(own: Panel, loss: fabricate.Losses) -> dict[str, list[list[Trial]]]:
     memory = fabricate.settled(own, "paper", loss)
-    arms = recipe.arms(own, SCALES["paper"], kept=memory)
+    arms = recipe.arms(own, SCALES["paper"])
     return {group.name: [list(tried) for tried in resolve(arms[group.name], memory).tried] for group in own.groups}
 
 
@@ -280,7 +280,7 @@ def test_a_cell_that_diverges_is_run_with_a_smaller_rate_and_that_is_said(tmp_pa
 
 def test_a_rate_that_is_set_is_not_searched_beside() -> None:
     (own,) = recipe.selected([panel("fig4", "a")], ["learning_rate=0.2"])
-    arms = recipe.arms(own, SCALES["paper"], ["learning_rate=0.2"])
+    arms = recipe.arms(own, SCALES["paper"])
     assert all({t.learning_rate for t in arm.search[0].candidates(None)} == {0.2} for arm in arms.values())
     assert {len(arm.search) for arm in arms.values()} == {1}
 

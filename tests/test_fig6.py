@@ -457,7 +457,7 @@ def fabricated(out: Path, accuracies: Accuracies, *, scale: str = "quick", ratio
                 add(trial, [_point(trial.steps, 1 + place, 0.3)])
             for trial, final in zip(budget.runs(setting, trials[0], len(finals)), finals, strict=True):
                 add(trial, [_point(step, 1, _climb(step / trial.steps, final, trial)) for step in trial.measured()])
-        for mode in fig6.MODES:
+        for mode in times.MODES:
             entries = [
                 {
                     "name": name,

@@ -36,11 +36,11 @@ from isaac_lab.records import StoreError
 from isaac_lab.report import docs
 from isaac_lab.report import race as report
 from isaac_lab.stats import holm, paired, sample
-from isaac_lab.studies import decides
+from isaac_lab.studies import StudyError
 from isaac_lab.studies.calls import Means
 from isaac_lab.studies.race import race, runner, standings
 from isaac_lab.studies.race.race import COURSES, ENTRANTS, RULES, SCALES, Course, Range, arms, due, entrants
-from isaac_lab.study import resolve
+from isaac_lab.study import decides, resolve
 from isaac_lab.training import Options, StoppedError, train
 from isaac_lab.trial import Trial
 from isaac_lab.workload import _load, load
@@ -668,7 +668,7 @@ def test_records_of_another_device_are_not_mixed_in(finished: Path, tmp_path: Pa
     shutil.copytree(finished, folder)
     about = (folder / "about.json").read_text(encoding="utf-8")
     (folder / "about.json").write_text(about.replace('"device": "cpu"', '"device": "cuda"'), encoding="utf-8")
-    with pytest.raises(runner.RaceError, match="has a race on cuda"):
+    with pytest.raises(StudyError, match="has a race on cuda"):
         runner.run([MLP], request(tmp_path))
     (folder / "about.json").write_text("{", encoding="utf-8")
     with pytest.raises(StoreError, match=r"cannot read .*about\.json"):
@@ -706,7 +706,7 @@ def test_missing_data_leaves_out_one_workload_of_several(tmp_path: Path, monkeyp
     with pytest.raises(DataError):
         runner.run([MLP], request(tmp_path))
     shown = Told()
-    with pytest.raises(runner.RaceError, match="none of the workloads"):
+    with pytest.raises(StudyError, match="none of the workloads"):
         runner.run([MLP, COURSES["nano-gpt"]], request(tmp_path, means=told_to(shown)))
     assert shown.lines == ["mnist-mlp is left out: mnist-mlp is not there", "nano-gpt is left out: nano-gpt is not there"]
 

@@ -22,7 +22,7 @@ from isaac_lab.record import Checkpoint, Record, Store
 from isaac_lab.report import docs
 from isaac_lab.report import recipes as report
 from isaac_lab.stats import contrast, exceeds, holm, interval
-from isaac_lab.studies import recipes
+from isaac_lab.studies import StudyError, recipes
 from isaac_lab.studies.calls import Means
 from isaac_lab.studies.recipes import ARMS, LINE, RECIPES, RULES, SCALES, Recipe, arms, chosen
 from isaac_lab.studies.verdicts import standings, summed_up
@@ -130,7 +130,7 @@ def test_the_published_epochs_are_these_steps(name: str, data: str, batch: int, 
 
 
 def test_nobody_asks_for_a_recipe_that_is_not_there() -> None:
-    with pytest.raises(recipes.RecipeError, match="there is no recipe 'x'; there are mnist-cnn"):
+    with pytest.raises(StudyError, match="there is no recipe 'x'; there are mnist-cnn"):
         recipes.chosen(["x"])
 
 

@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from isaac_lab.method import check
 from isaac_lab.networks import alike
 from isaac_lab.progress import Progress, Update, measured, nobody
 from isaac_lab.record import Record, Store
@@ -54,32 +55,27 @@ class Call:
 
     executor: str = "local"
     device: str = "cpu"
-    #: Where data sets are looked for first; None for the usual places.
-    folder: Path | None = None
-    #: Processes. Those of one GPU share it: most optimizers leave it idle between their small operations.
-    workers: int = 2
+    folder: Path | None = None  # where data sets are looked for first; None for the usual places
+    workers: int = 2  # processes. Those of one GPU share it: most optimizers leave it idle between their small operations
     tensor_cores: bool = False
-    #: The most networks of an ensemble; there are fewer where memory says so.
-    copies: int = 256
+    copies: int = 256  # the most networks of an ensemble; there are fewer where memory says so
     seconds: float = 30.0
     until: float | None = None
-    #: How this was called, for the records; and who is told of what is trained.
-    command: str = ""
-    progress: Progress = field(default=nobody, compare=False)
+    command: str = ""  # how this was called, for the records
+    progress: Progress = field(default=nobody, compare=False)  # who is told of what is trained
 
     def check(self) -> None:
         """Refuse what cannot be."""
-        if self.executor not in EXECUTORS:
-            raise ExecutorError(f"there is no executor {self.executor!r}; there are {', '.join(EXECUTORS)}")
-        if self.device not in ("cpu", "cuda"):
-            raise ExecutorError(f"device must be cpu or cuda, got {self.device!r}")
-        if self.device == "cuda" and self.executor != "ray" and not torch.cuda.is_available():
-            raise ExecutorError("this machine has no CUDA device that torch can use; use the device cpu")
-        most = 8 * (os.cpu_count() or 1)
-        if not 1 <= self.workers <= most:
-            raise ExecutorError(f"workers must be 1 to {most} on this machine, got {self.workers}")
-        if self.copies < 1:
-            raise ExecutorError(f"copies must be >= 1, got {self.copies}")
+        most, there = 8 * (os.cpu_count() or 1), torch.cuda.is_available() or self.executor == "ray"
+        wrong = {
+            f"there is no executor {self.executor!r}; there are {', '.join(EXECUTORS)}": self.executor not in EXECUTORS,
+            f"device must be cpu or cuda, got {self.device!r}": self.device not in ("cpu", "cuda"),
+            "this machine has no CUDA device that torch can use; use the device cpu": self.device == "cuda" and not there,
+            f"workers must be 1 to {most} on this machine, got {self.workers}": not 1 <= self.workers <= most,
+            f"copies must be >= 1, got {self.copies}": self.copies < 1,
+        }
+        if messages := [message for message, is_so in wrong.items() if is_so]:
+            raise ExecutorError(messages[0])
 
 
 def run(trials: Sequence[Trial], store: Store, call: Call) -> int:
@@ -240,8 +236,7 @@ def _ray(groups: Sequence[Group], store: Store, call: Call) -> None:
     if ours:
         ray.init(log_to_driver=False)
     try:
-        options = {"num_cpus": 1, "num_gpus": int(call.device == "cuda"), "max_retries": RAY_RETRIES}
-        remote = ray.remote(**options)(train_remotely)
+        remote = ray.remote(num_cpus=1, num_gpus=int(call.device == "cuda"), max_retries=RAY_RETRIES)(train_remotely)
         tasks = {remote.remote(group, replace(call, until=None, progress=nobody)): group for group in groups}
         while tasks:
             (done,), _ = ray.wait(list(tasks), num_returns=1)
@@ -274,8 +269,6 @@ EXECUTORS: dict[str, Callable[[Sequence[Group], Store, Call], None]] = {
 
 @lru_cache(maxsize=64)
 def _checked(trial: Trial, call: Call) -> Workload:
-    from isaac_lab.method import check
-
     check(trial)
     return load(trial, device="cpu" if call.executor == "ray" else call.device, folder=call.folder)
 

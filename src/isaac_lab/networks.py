@@ -212,8 +212,7 @@ def alike(trial: Trial) -> Trial | None:
         return None
     settings = (("curvature", trial.get("curvature", "sampled")),) if math.isfinite(trial.output_damping) else ()
     base = trial.method.partition("+")[0]
-    own = Trial(trial.workload, base, settings, trial.variant, steps=trial.steps, points=trial.points, small=trial.small)
-    return replace(own, split=trial.split)
+    return replace(trial, method=base, settings=settings, seed=0, rules="")
 
 
 @contextlib.contextmanager

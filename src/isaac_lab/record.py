@@ -27,10 +27,8 @@ class Record:
 
     trial: Trial
     status: str  # "finished" or "diverged"
-    #: By quantity a column, "step" the first; None where a number is not finite.
-    curve: Mapping[str, Sequence[float | None]]
-    #: Of the training steps, of all networks that were trained together.
-    seconds_per_step: float | None = None
+    curve: Mapping[str, Sequence[float | None]]  # by quantity a column, "step" the first; None where a number is not finite
+    seconds_per_step: float | None = None  # of the training steps, of all networks that were trained together
     #: Commit, versions, machine, data, arithmetic, mode, executor: what many runs have in common.
     about: Mapping[str, Any] = field(default_factory=dict, hash=False)
     time: str = ""  # when it ended
@@ -251,8 +249,4 @@ def _name(about: Mapping[str, Any]) -> str:
 
 
 def _signature(path: Path) -> tuple[int, int] | None:
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_mtime_ns, about.st_size
+    return (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from isaac_lab.record import Record
@@ -16,19 +16,22 @@ class Kept(Protocol):
         """The record of a run, or None."""
 
 
-def lowest(quantity: str) -> Callable[[Record], float]:
-    """A value of a run: a quantity at its end; infinite where it diverged."""
-    return lambda record: record.final(quantity)
+def decides(quantity: str, *, higher: bool = False) -> Callable[[Record], float]:
+    """What decides in a search: a quantity at the end of a run; lower is better, infinite where it diverged."""
+
+    def value(record: Record) -> float:
+        found = record.final(quantity)
+        return -found if higher and math.isfinite(found) else found
+
+    return value
 
 
 @dataclass(frozen=True)
 class Search:
     """One round, equally many runs for every method."""
 
-    #: From the best of the round before; None in the first round.
-    candidates: Callable[[Trial | None], Sequence[Trial]]
-    #: What decides, lower is better; infinite where a run diverged.
-    value: Callable[[Record], float]
+    candidates: Callable[["Result | None"], Sequence[Trial]]  # from the rounds before, which have ended; None in the first one
+    value: Callable[[Record], float]  # what decides, lower is better; infinite where a run diverged
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class Arm:
     name: str
     finals: Callable[[Trial | None], Sequence[Trial]]
     search: tuple[Search, ...] = ()
+    instead: Callable[[Trial], Sequence[Trial]] = (
+        lambda trial: ()
+    )  # what is run, one after the other, where a final run diverged
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,10 @@ class Result:
 
     #: The run whose settings were chosen in the last round that has ended, if any; none where all of a round diverged.
     best: Trial | None
-    #: Of each round that was begun, the runs that have a record, with their values.
-    tried: tuple[Mapping[Trial, float], ...]
-    #: Of the final runs, in their order; and what is to be run next.
-    runs: tuple[Record, ...]
-    due: tuple[Trial, ...]
-    #: Whether all of a round diverged, so that nothing is left to be run.
-    lost: bool = False
+    tried: tuple[Mapping[Trial, float], ...]  # of each round that was begun, the runs that have a record, with their values
+    runs: tuple[Record, ...]  # of the final runs, in their order
+    due: tuple[Trial, ...]  # what is to be run next
+    lost: bool = False  # whether all of a round diverged, so that nothing is left to be run
 
     @property
     def whole(self) -> bool:
@@ -62,32 +65,29 @@ class Result:
 
 def resolve(arm: Arm, kept: Kept) -> Result:
     """What was chosen, what ran and what is due; a pure function of arm and records."""
-    best: Trial | None = None
-    tried: list[Mapping[Trial, float]] = []
-    due: tuple[Trial, ...] = ()
+    found: Result | None = None
     for search in arm.search:
-        candidates = tuple(dict.fromkeys(search.candidates(best)))
+        candidates = tuple(dict.fromkeys(search.candidates(found)))
         values = {trial: search.value(record) for trial in candidates if (record := kept.get(trial)) is not None}
-        tried.append(values)
-        due = tuple(trial for trial in candidates if trial not in values)
-        if due:
+        best, tried = (found.best, (*found.tried, values)) if found else (None, (values,))
+        if due := tuple(trial for trial in candidates if trial not in values):
+            found = Result(best, tried, (), due)
             break
         # The first of equal ones.
         first = min(values, key=lambda trial: values[trial], default=None)
         if first is None or math.isinf(values[first]):
-            return Result(None, tuple(tried), (), (), lost=True)
-        best = first
-    if best is None and arm.search:
-        return Result(None, tuple(tried), (), due)
-    finals = tuple(dict.fromkeys(arm.finals(best)))
-    found = {trial: kept.get(trial) for trial in finals}
-    runs = tuple(record for record in found.values() if record is not None)
-    return Result(best, tuple(tried), runs, due or tuple(trial for trial, record in found.items() if record is None))
-
-
-def by_seed(seeds: int, runs: Callable[[int], Sequence[Trial]]) -> list[Arm]:
-    """An arm for each seed: every method at one before the next, so that a slow minute of the machine strikes all of them."""
-    return [Arm(f"seed {seed}", lambda _, seed=seed: runs(seed)) for seed in range(seeds)]  # type: ignore[misc]
+            return Result(None, tried, (), (), lost=True)
+        found = Result(first, tried, (), ())
+    if found is not None and found.best is None:
+        return found
+    chosen = found or Result(None, (), (), ())
+    finals: dict[Trial, Record | None] = {}
+    for trial in arm.finals(chosen.best):
+        places = (trial, *arm.instead(trial))
+        own = next((one for one in places if (record := kept.get(one)) is None or record.finished), places[-1])
+        finals[own] = kept.get(own)
+    runs = tuple(record for record in finals.values() if record is not None)
+    return replace(chosen, runs=runs, due=chosen.due or tuple(trial for trial, record in finals.items() if record is None))
 
 
 def outstanding(arms: Sequence[Arm], kept: Kept) -> list[Trial]:

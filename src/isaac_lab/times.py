@@ -12,11 +12,11 @@ from isaac_lab import method, methods
 from isaac_lab.bench import timing
 from isaac_lab.networks import WARM_UP, Graphs
 from isaac_lab.products import float32_products
-from isaac_lab.products import threads as threads
 from isaac_lab.records import origin
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
 
+MODES = ("eager", "captured")
 #: Seconds of a method's turn: several of the longest periods in which a method does something once.
 TURN = 0.2
 #: Batches that a method goes round and round with; PPO plays once in so many steps.

@@ -39,12 +39,9 @@ class Options:
     device: str = "cpu"
     #: Let a GPU multiply in TF32, also where the workload does not by itself. The inverses do not change.
     tensor_cores: bool = False
-    #: So many lie between checkpoints.
-    seconds: float = 30.0
-    #: When to stop, by `time.time`; None for never.
-    until: float | None = None
-    #: What records say of where they come from.
-    about: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 30.0  # so many lie between checkpoints
+    until: float | None = None  # when to stop, by `time.time`; None for never
+    about: Mapping[str, Any] = field(default_factory=dict)  # what records say of where they come from
 
 
 def train(
@@ -107,18 +104,16 @@ class _Loop:
             yield from itertools.islice(batches, skipped if number == epoch + 1 else 0, None)
 
     def _advance(self, batches: Iterator[tuple[Tensor, ...]], stop: int) -> None:
-        started = time.perf_counter()
         while self.done < stop:
-            self._training.set_rate(self._first.share(self.done))
-            self._training.step(*next(batches))
-            self.done += 1
-            if self._is_due():
-                self._wait()
-                self._seconds += time.perf_counter() - started
-                self._save_now_and_then()
-                started = time.perf_counter()
-        self._wait()
-        self._seconds += time.perf_counter() - started
+            started, first = time.perf_counter(), self.done
+            while self.done < stop and (self.done == first or not self._is_due()):
+                self._training.set_rate(self._first.share(self.done))
+                self._training.step(*next(batches))
+                self.done += 1
+            if self._options.device == "cuda":
+                torch.cuda.synchronize()
+            self._seconds += time.perf_counter() - started
+            self._save_now_and_then()
 
     def _measure(self) -> list[dict[str, float] | None]:
         found = [None if gone else own for own, gone in zip(self._training.measure(), self._gone, strict=True)]
@@ -185,10 +180,6 @@ class _Loop:
         digests = ["" if gone else _digest(self._training.weights(number)) for number, gone in enumerate(self._gone)]
         rows = zip(self._trials, ends, self._columns, digests, strict=True)
         return [Record(trial, end, curve, pace, about, now, digest) for trial, end, curve, digest in rows]
-
-    def _wait(self) -> None:
-        if self._options.device == "cuda":
-            torch.cuda.synchronize()
 
 
 def _digest(weights: Sequence[Tensor]) -> str:

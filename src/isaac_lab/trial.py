@@ -29,25 +29,17 @@ class TrialError(ValueError):
 class Trial:
     """One training run."""
 
-    #: What is trained, a name of `workload.WORKLOADS`, and how, a name that `method.find` knows: "adamw+isaac".
-    workload: str
-    method: str
-    #: Numbers of the method: learning_rate, damping, … What is not there is the method's default.
-    settings: Settings = ()
-    #: In what the workload differs from its usual form: width, batch, data, examples, model.
-    variant: Settings = ()
+    workload: str  # what is trained, a name of `workload.WORKLOADS`
+    method: str  # how, a name that `method.find` knows: "adamw+isaac"
+    settings: Settings = ()  # numbers of the method: learning_rate, damping, … What is not there is the method's default
+    variant: Settings = ()  # in what the workload differs from its usual form: width, batch, data, examples, model
     schedule: str = "constant"
     steps: int = 1000
-    #: How often the network is measured, evenly over the steps; besides, it is measured untrained.
-    points: int = 20
-    #: Of weights, order and everything random.
-    seed: int = 0
-    #: The small form of the workload, for a smoke test.
-    small: bool = False
-    #: A run that says "validation" never sees the examples for tests.
-    split: str = "test"
-    #: Hash of the rules that the run was made by; other rules make other runs.
-    rules: str = ""
+    points: int = 20  # how often the network is measured, evenly over the steps; besides, it is measured untrained
+    seed: int = 0  # of weights, order and everything random
+    small: bool = False  # the small form of the workload, for a smoke test
+    split: str = "test"  # a run that says "validation" never sees the examples for tests
+    rules: str = ""  # hash of the rules that the run was made by; other rules make other runs
 
     def __post_init__(self) -> None:
         for name in ("settings", "variant"):

@@ -3,7 +3,6 @@
 Records are taken at the largest scale at which a panel has been run whole: "paper", else "quick". Smoke records prove nothing.
 """
 
-import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -12,7 +11,8 @@ from importlib.resources import files
 from isaac_lab.claims import costs, curves, grids, larger
 from isaac_lab.claims.evidence import Claim, Evidence, Finding, Verdict
 
-_MODULES = {"costs": costs, "curves": curves, "grids": grids, "larger": larger, "claims": sys.modules[__name__]}
+#: By file of this folder, its checks by name.
+_CHECKS = {"costs": vars(costs), "curves": vars(curves), "grids": grids.CHECKS, "larger": vars(larger), "claims": globals()}
 
 
 def ledger(evidence: Evidence) -> list[tuple[Claim, Finding]]:
@@ -41,7 +41,7 @@ def _read() -> Iterator[Claim]:
         for own in [entry, entry | again] if again else [entry]:
             number, text, about, test, check = (own.pop(name) for name in ("number", "text", "about", "test", "check"))
             module, name = check.split(".")
-            decide = partial(getattr(_MODULES[module], name), **own)
+            decide = partial(_CHECKS[module][name], **own)
             yield Claim(number, text, about, test.format(**known["words"]), decide)
 
 

@@ -78,7 +78,7 @@ def possible_without_overhead(evidence: Evidence) -> Finding:
             holds |= len(known) == len(MODELS) and max(known) < 4 / 3
     if not parts:
         return unknown("missing: bench table2")
-    good = grids.both_beat_the_gradient(evidence, panels="fig1 b")
+    good = grids.each(evidence, "both_beat_the_gradient", "fig1 b")
     figures = f"time of ζ* over ∇: {'; '.join(parts)}. {good.figures}"
     if good.verdict is Verdict.HOLDS:
         return decide(holds, figures, f"bench table2; {good.scale}")

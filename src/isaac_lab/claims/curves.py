@@ -9,9 +9,9 @@ from statistics import fmean, median
 import numpy as np
 
 from isaac_lab.claims.evidence import Check, Evidence, Finding, decide, unknown
-from isaac_lab.claims.grids import SAME, Test, behind, scales
+from isaac_lab.claims.grids import SAME, behind, scales
 from isaac_lab.record import Record
-from isaac_lab.studies.paper.fig5 import SELECTIONS
+from isaac_lab.studies.paper.figures import SELECTIONS
 from isaac_lab.studies.paper.recipe import Outcome
 
 #: "Almost identical": so much relative difference of two losses; a line in a plot of a few decades is about as thick.
@@ -25,10 +25,10 @@ DRAWN = [f"{group} {damping}" for group in METHODS.values() for damping in ("0.1
 SMALLER = [f"{group} {damping}" for group in ("kfac", "zeta") for damping in ("0.001", "0.0001")]
 
 
-def curves(panel: tuple[str, str], groups: Sequence[str] = ()) -> Callable[[Test], Check]:
+def curves(panel: tuple[str, str], groups: Sequence[str] = ()) -> Callable[[Callable[[Outcome], tuple[bool, str]]], Check]:
     """The check that the curves of a panel pass a test, if it has been run with these groups."""
 
-    def made(test: Test) -> Check:
+    def made(test: Callable[[Outcome], tuple[bool, str]]) -> Check:
         @wraps(test)
         def check(evidence: Evidence) -> Finding:
             outcome = evidence.outcome(*panel)
@@ -43,13 +43,13 @@ def curves(panel: tuple[str, str], groups: Sequence[str] = ()) -> Callable[[Test
 
 def unstable(records: Sequence[Record]) -> bool:
     """Whether a run diverged, or jumped to twice the lowest training loss it had; without records every rate diverged."""
-    return not records or not all(record.finished for record in records) or any(map(_jumps, records))
-
-
-def _jumps(record: Record) -> bool:
-    losses = record.column("train_loss")
-    before = [math.inf, *accumulate(losses, min)]
-    return any(not math.isfinite(loss) or loss > JUMP * lowest for loss, lowest in zip(losses, before, strict=False))
+    for record in records:
+        losses = record.column("train_loss")
+        before = [math.inf, *accumulate(losses, min)]
+        jumps = any(not math.isfinite(loss) or loss > JUMP * lowest for loss, lowest in zip(losses, before, strict=False))
+        if jumps or not record.finished:
+            return True
+    return not records
 
 
 def _final(outcome: Outcome, group: str) -> float:
@@ -74,15 +74,6 @@ def _by_step(outcome: Outcome, group: str) -> dict[int, float]:
     ]
     common = set.intersection(*(set(row) for row in rows)) if rows else set()
     return {step: fmean(row[step] for row in rows) for step in sorted(common)}
-
-
-def _at_time(outcome: Outcome, group: str, per_step: float, seconds: float) -> float:
-    """Training loss after so many seconds, straight between epochs on a logarithmic scale; infinite before the first epoch."""
-    if math.isinf(_final(outcome, group)):
-        return math.inf
-    known = _by_step(outcome, group)
-    times, losses = [step * per_step for step in known], [math.log(max(loss, 1e-300)) for loss in known.values()]
-    return math.exp(np.interp(seconds, times, losses, left=math.inf)) if known else math.inf
 
 
 def similar_and_cheaper(evidence: Evidence) -> Finding:
@@ -172,23 +163,24 @@ def smallest_valid(evidence: Evidence) -> Finding:
 
 
 def best_per_time(evidence: Evidence) -> Finding:
-    """In the time that ∇ takes, a ζ* curve gets lowest."""
-    outcome = evidence.outcome(*FIG2)
-    known = {group: evidence.seconds(*FIG2, group) for group in (outcome.records if outcome else ())}
-    seconds = {group: value for group, value in known.items() if value is not None}
-    if len(seconds) < len(known):
-        return unknown("missing: step times of fig2")
+    """In the time that ∇ takes, a ζ* curve gets lowest; between epochs losses are straight on a logarithmic scale."""
 
     @curves(FIG2)
     def check(outcome: Outcome) -> tuple[bool, str]:
         steps = max((record.points[-1]["step"] for record in outcome.records["gradient"]), default=0)
-        plain = steps * seconds.get("gradient", 0.0)
-        values = {group: _at_time(outcome, group, seconds[group], plain) for group in outcome.records}
+        plain, values = steps * seconds.get("gradient", 0.0), dict.fromkeys(outcome.records, math.inf)
+        for group, known in ((group, _by_step(outcome, group)) for group in outcome.records):
+            if known and math.isfinite(_final(outcome, group)):
+                times, losses = [step * seconds[group] for step in known], [math.log(max(x, 1e-300)) for x in known.values()]
+                # Before the first epoch it is infinite.
+                values[group] = math.exp(np.interp(plain, times, losses, left=math.inf))
         star = min(values[group] for group in values if group.startswith("zeta_star"))
         text = f"training loss after {plain:.3g} s on one CPU thread, when ∇ is through: {_sorted(values)}"
         return star <= min(values.values()) and math.isfinite(star), text
 
-    return check(evidence)
+    groups = outcome.records if (outcome := evidence.outcome(*FIG2)) else ()
+    seconds = {group: value for group in groups if (value := evidence.seconds(*FIG2, group)) is not None}
+    return check(evidence) if len(seconds) == len(groups) else unknown("missing: step times of fig2")
 
 
 def competitive(evidence: Evidence) -> Finding:

@@ -60,23 +60,21 @@ class Evidence:
 
     def __init__(self, records: Path, bench: Path) -> None:
         self.records = records
-        self.outcome = cache(self._outcome)
+        #: The panel at the largest scale at which it has been run whole; smoke does not count.
+        self.outcome: Callable[[str, str], Outcome | None] = cache(
+            lambda experiment, panel: next((o for view in self.views(experiment) if (o := view.outcome(panel))), None)
+        )
         #: What is there of an experiment at a scale.
-        self.view = cache(self._read_view)
-        #: At a scale, also smoke; empty where there is nothing.
+        self.view: Callable[[str, str], folder.View] = cache(
+            lambda experiment, scale: folder.view(EXPERIMENTS[experiment], records, SCALES[scale])
+        )
+        #: What Table 1 and Figure 6 say of themselves at a scale, also smoke; empty where there is nothing.
         self.summary = cache(self._read_summary)
         self.benchmarks = read(bench) if bench.is_dir() else {}
-
-    def _read_view(self, experiment: str, scale: str) -> folder.View:
-        return folder.view(EXPERIMENTS[experiment], self.records, SCALES[scale])
 
     def views(self, experiment: str) -> list[folder.View]:
         """What is there of an experiment at each scale that counts."""
         return [self.view(experiment, scale) for scale in COUNTED]
-
-    def _outcome(self, experiment: str, panel: str) -> Outcome | None:
-        """The panel at the largest scale at which it has been run whole; smoke does not count."""
-        return next((found for view in self.views(experiment) if (found := view.outcome(panel)) is not None), None)
 
     def summaries(self, experiment: str) -> dict[str, dict[str, Any]]:
         """By scale, the largest first, what Table 1 and Figure 6 say of themselves; smoke does not count."""

@@ -6,6 +6,7 @@ counts only where Welch's t-test over the seeds has p < 0.05. The encoder is wha
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from isaac_lab.claims.evidence import Evidence, Finding, Verdict, decide, unknown
@@ -19,6 +20,8 @@ Cell: TypeAlias = Mapping[str, Any]
 COLA, MRPC, STSB, STSB_WITH_ADAM = TASKS
 #: "Rather small": less than half a percentage point, fifty of CIFAR-10's 10,000 test images.
 SMALL = 0.005
+#: How a difference of accuracies is said.
+POINTS = ", difference {gap:+.2f} points ({words})"
 #: "Within 1 %".
 CLOSE = 0.01
 
@@ -31,42 +34,54 @@ def ahead(differences: Iterable[Difference]) -> Verdict:
     return Verdict.HOLDS if all(own.ahead for own in known) else Verdict.UNDECIDED
 
 
-def _cells(summary: Cell, method: str, columns: Sequence[str]) -> list[Cell]:
-    """What a method has in these columns; nothing unless each is there."""
-    rows = [row["cells"] for row in summary["rows"] if row.get("method") == method]
-    cells = [rows[0][summary["columns"].index(column)] for column in columns] if rows else []
-    return [] if any(cell is None for cell in cells) else cells
+@dataclass(frozen=True)
+class Compared:
+    """A way to condition beside ∇, in a column: the cells of both, their names, and the difference."""
+
+    title: str
+    labels: tuple[str, str]
+    cells: tuple[Cell, Cell]
+    difference: Difference
+
+    def said(self, unit: str = "", form: str = ", difference {gap:+.2f} ({words})") -> str:
+        """For people, in per cent."""
+        both = ", ".join(_score(label, cell, unit) for label, cell in zip(self.labels, self.cells, strict=True))
+        return f"{self.title}: {both}{form.format(gap=100 * self.difference.value, words=self.difference.words)}"
 
 
-def _pairs(summary: Cell, methods: tuple[str, str], columns: Sequence[str]) -> list[tuple[Cell, Cell]]:
-    """The cells of both methods; nothing unless all have equally many runs, two at least: half of a comparison is none."""
-    ours, plain = (_cells(summary, name, columns) for name in methods)
-    runs = {cell["n"] + cell["diverged"] for cell in (*ours, *plain)}
-    return list(zip(ours, plain, strict=True)) if ours and plain and len(runs) == 1 and min(runs) >= 2 else []
+def _score(label: str, cell: Cell, unit: str = "") -> str:
+    lost = f", {cell['diverged']} diverged" if cell["diverged"] else ""
+    if cell["mean"] is None:
+        return f"{label} all {cell['diverged']} diverged"
+    spread = f" ± {100 * cell['std']:.2f}{unit}" if cell["std"] is not None else ""
+    return f"{label} {100 * cell['mean']:.2f}{unit}{spread} (n {cell['n']}{lost})"
+
+
+def _compared(summary: Cell, methods: Mapping[str, str], columns: Sequence[str], *, lost: bool) -> list[Compared]:
+    """What methods, by name with a label, have in these columns; nothing unless both have as many runs, two at least.
+
+    Where runs that diverged are `lost`, they count as a score of 0.
+    """
+    rows = [row["cells"] for name in methods for row in summary["rows"] if row.get("method") == name]
+    both = [[cells[summary["columns"].index(column)] for column in columns] for cells in rows]
+    known = [cell for cells in both for cell in cells]
+    # Half of a comparison is none.
+    if len(both) < 2 or None in known or len(runs := {cell["n"] + cell["diverged"] for cell in known}) > 1 or min(runs) < 2:
+        return []
+    labels, found = tuple(methods.values()), []
+    for column, ours, plain in zip(columns, *both, strict=True):
+        values = ([*cell["values"], *[0.0] * (cell["diverged"] if lost else 0)] for cell in (ours, plain))
+        found.append(Compared(column, (labels[0], labels[1]), (ours, plain), contrast(*values)))
+    return found
 
 
 # BERT
 
 
-def _scores(summary: Cell, method: str, task: Task) -> list[tuple[str, str, str, Difference]]:
-    """By score: its column, what both methods reached, and the difference; runs that diverged count as a score of 0."""
-    return [
-        (
-            column,
-            _score(METHODS[method].label, ours),
-            _score("∇", plain),
-            contrast(*([*cell["values"], *[0.0] * cell["diverged"]] for cell in (ours, plain))),
-        )
-        for column, (ours, plain) in zip(task.columns, _pairs(summary, (method, "gradient"), task.columns), strict=False)
-    ]
-
-
-def _score(label: str, cell: Cell) -> str:
-    lost = f", {cell['diverged']} diverged" if cell["diverged"] else ""
-    if cell["mean"] is None:
-        return f"{label} all {cell['diverged']} diverged"
-    spread = f" ± {100 * cell['std']:.2f}" if cell["std"] is not None else ""
-    return f"{label} {100 * cell['mean']:.2f}{spread} (n {cell['n']}{lost})"
+def _scores(summary: Cell, method: str, *tasks: Task) -> list[Compared]:
+    """All scores of these tasks; nothing where one task has none."""
+    found = [_compared(summary, {method: METHODS[method].label, "gradient": "∇"}, own.columns, lost=True) for own in tasks]
+    return [own for task in found for own in task] if all(found) else []
 
 
 def _said(verdict: Verdict, summary: Cell, parts: Iterable[str], scale: str) -> Finding:
@@ -78,21 +93,17 @@ def scores_better(evidence: Evidence, task: str, method: str) -> Finding:
     own = next(own for own in TASKS if own.title == task)
     for scale, summary in evidence.summaries("tab1").items():
         if found := _scores(summary, method, own):
-            parts = (f"{name}: {ours}, {plain}, difference {100 * d.value:+.2f} ({d.words})" for name, ours, plain, d in found)
-            return _said(ahead(d for *_, d in found), summary, parts, scale)
+            return _said(ahead(one.difference for one in found), summary, (one.said() for one in found), scale)
     return unknown(f"missing: {task} of tab1, two seeds at least and as many of ∇ as of {METHODS[method].label}")
 
 
 def adam_works(evidence: Evidence) -> Finding:
     """With Adam, ζ* trains CoLA and MRPC: no run diverged, and no score is shown to be behind that of ∇."""
     for scale, summary in evidence.summaries("tab1").items():
-        scores = [_scores(summary, "expand", task) for task in (COLA, MRPC)]
-        if all(scores):
-            found = [own for task in scores for own in task]
-            lost = any(cell["diverged"] for cell in _cells(summary, "expand", [*COLA.columns, *MRPC.columns]))
-            holds = not lost and not any(difference.behind for *_, difference in found)
-            parts = (f"{column}: {ours}, {plain} ({difference.words})" for column, ours, plain, difference in found)
-            return _said(Verdict.HOLDS if holds else Verdict.FAILS, summary, parts, scale)
+        if found := _scores(summary, "expand", COLA, MRPC):
+            fails = any(own.cells[0]["diverged"] or own.difference.behind for own in found)
+            parts = (own.said(form=" ({words})") for own in found)
+            return _said(Verdict.FAILS if fails else Verdict.HOLDS, summary, parts, scale)
     return unknown("missing: CoLA and MRPC of tab1, two seeds at least and as many of ∇ as of ζ*")
 
 
@@ -118,43 +129,29 @@ def _best(summary: Cell, task: Task) -> float | None:
 # ResNet-18
 
 
-def _accuracies(evidence: Evidence) -> tuple[dict[str, tuple[Cell, Cell]], str]:
+def _accuracies(evidence: Evidence) -> tuple[dict[str, Compared], str]:
     """By setting, ζ* in the last layer and ∇, where two runs of each have ended; at the scale that has most settings."""
 
-    def known(summary: Cell) -> dict[str, tuple[Cell, Cell]]:
-        pairs = {name: _pairs(summary, ("last", "none"), [own.title]) for name, own in SETTINGS.items()}
-        return {name: own[0] for name, own in pairs.items() if own and min(cell["n"] for cell in own[0]) >= 2}
+    def known(summary: Cell) -> dict[str, Compared]:
+        pairs = {
+            name: _compared(summary, {"last": "ζ*", "none": "∇"}, [own.title], lost=False) for name, own in SETTINGS.items()
+        }
+        return {name: own[0] for name, own in pairs.items() if own and min(cell["n"] for cell in own[0].cells) >= 2}
 
     found = [(known(summary), scale) for scale, summary in evidence.summaries("fig6").items()]
     return max(found, key=lambda item: len(item[0]), default=({}, ""))
 
 
-def _gap(pair: tuple[Cell, Cell]) -> Difference:
-    return contrast(*(cell["values"] for cell in pair))
-
-
-def _figures(known: Mapping[str, tuple[Cell, Cell]]) -> dict[str, str]:
-    """By setting, both accuracies and their difference, for people."""
-    found = {}
-    for setting, pair in known.items():
-        lost = (f", {cell['diverged']} diverged" if cell["diverged"] else "" for cell in pair)
-        both = zip(("ζ*", "∇"), pair, lost, strict=True)
-        text = ", ".join(f"{name} {cell['mean']:.2%} ± {cell['std']:.2%} (n {cell['n']}{more})" for name, cell, more in both)
-        gap = _gap(pair)
-        found[setting] = f"{SETTINGS[setting].title}: {text}, difference {100 * gap.value:+.2f} points ({gap.words})"
-    return found
-
-
-def _reached(verdict: Verdict, known: Mapping[str, tuple[Cell, Cell]], scale: str) -> Finding:
+def _reached(verdict: Verdict, known: Mapping[str, Compared], scale: str) -> Finding:
     missing = [own.title for setting, own in SETTINGS.items() if setting not in known]
     more = [f"missing: {', '.join(missing)} of fig6"] if missing else []
-    return Finding(verdict, "; ".join([*_figures(known).values(), *more]), scale)
+    return Finding(verdict, "; ".join([*(own.said("%", POINTS) for own in known.values()), *more]), scale)
 
 
 def accuracies_better(evidence: Evidence) -> Finding:
     """ζ* is ahead in all settings; one in which it is behind decides, then one in which the seeds show nothing."""
     known, scale = _accuracies(evidence)
-    verdict = ahead(map(_gap, known.values()))
+    verdict = ahead(own.difference for own in known.values())
     lacking = verdict is Verdict.HOLDS and len(known) < len(SETTINGS)
     return _reached(Verdict.UNKNOWN if lacking else verdict, known, scale)
 
@@ -164,7 +161,7 @@ def small_by_default(evidence: Evidence) -> Finding:
     known, scale = _accuracies(evidence)
     if "a" not in known:
         return unknown(f"missing: {SETTINGS['a'].title} of fig6")
-    gap, text = _gap(known["a"]), _figures(known)["a"]
+    gap, text = known["a"].difference, known["a"].said("%", POINTS)
     if not gap.ahead and not gap.behind:
         return Finding(Verdict.UNDECIDED, text, scale)
     return decide(gap.ahead and gap.value < SMALL, text, scale)
@@ -173,11 +170,11 @@ def small_by_default(evidence: Evidence) -> Finding:
 def large_without(evidence: Evidence) -> Finding:
     """In plain SGD ζ* is ahead, by more than in both other settings."""
     known, scale = _accuracies(evidence)
-    if "c" in known and (verdict := ahead([_gap(known["c"])])) is not Verdict.HOLDS:
+    if "c" in known and (verdict := ahead([known["c"].difference])) is not Verdict.HOLDS:
         return _reached(verdict, known, scale)
     if len(known) < len(SETTINGS):
         return _reached(Verdict.UNKNOWN, known, scale)
-    values = {setting: [cell["values"] for cell in pair] for setting, pair in known.items()}
+    values = {setting: [cell["values"] for cell in own.cells] for setting, own in known.items()}
     gaps = [contrast(*values["c"], *values[other], weights=(1, -1, -1, 1)) for other in ("a", "b")]
     return _reached(ahead(gaps), known, scale)
 

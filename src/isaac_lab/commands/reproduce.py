@@ -80,6 +80,7 @@ def reproduce(
 
 
 def _perform(experiment: "Experiment", request: "Request", console: Console, *, draw_only: bool) -> None:
+    from isaac_lab.studies import StudyError
     from isaac_lab.studies.paper import runner
 
     means, call = request.means, request.means.call
@@ -92,7 +93,7 @@ def _perform(experiment: "Experiment", request: "Request", console: Console, *, 
     work = training.Work(
         train=lambda means: runner.run(experiment, replace(request, means=means)),
         show=lambda: _show(runner.known(experiment, request), console),
-        errors={runner.NothingToDrawError: "--out", runner.UnknownPanelError: "--panels"},
+        errors={StudyError: "--panels"},
     )
     training.perform(work, replace(means, call=call), console, request.out, draw_only=draw_only)
     console.print()

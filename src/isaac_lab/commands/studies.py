@@ -116,10 +116,11 @@ def recipes(
     console = Console()
     with console.status("Loading torch …"):
         from isaac_lab.record import Store
-        from isaac_lab.studies.recipes import RecipeError, chosen, run
+        from isaac_lab.studies import StudyError
+        from isaac_lab.studies.recipes import chosen, run
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "recipes", only_read=draw_only)
     store = Store(out / scale)
-    with training.named_errors(more={RecipeError: "--recipes"}):
+    with training.named_errors(more={StudyError: "--recipes"}):
         wanted = chosen(training.listed(recipes))
 
     def show() -> None:
@@ -135,7 +136,7 @@ def recipes(
         train=lambda means: run(wanted, store, scale, means),
         show=show,
         blocks=lambda pictures: training.report("recipes").blocks(out, pictures),
-        errors={RecipeError: "--out"},
+        errors={StudyError: "--out"},
     )
     options = {"--scale": scale, "--device": on, "--model": training.use_encoder(model)}
     means = training.means(["recipes"], options, on, data, workers, minutes)
@@ -166,8 +167,9 @@ def race(
     """Tune every method with the same number of trials, then train it with other seeds, and show where it ended."""
     console = Console()
     with console.status("Loading torch …"):
+        from isaac_lab.studies import StudyError, refuse_unknown
         from isaac_lab.studies.race import runner
-        from isaac_lab.studies.race.race import COURSES, SCALES
+        from isaac_lab.studies.race.race import COURSES, ENTRANTS, SCALES
     if workload == RULES:
         for own in training.report("race").rules(scale):
             console.print(own.terminal())
@@ -178,8 +180,8 @@ def race(
     chosen = list(COURSES.values()) if workload == ALL else [COURSES[workload]]
     on, out = training.chosen_device(device, needed=not draw_only), training.place(out, "race", only_read=draw_only)
     request = runner.Request(out, SCALES[scale], training.listed(methods), times)
-    with training.named_errors(more={runner.RaceError: "--methods"}):
-        runner.check_methods(request.methods)
+    with training.named_errors(more={StudyError: "--methods"}):
+        refuse_unknown(request.methods, ENTRANTS, "method")
     options = {"--scale": scale, "--device": on, "--workers": workers, "--methods": ",".join(request.methods)}
     options["--model"] = training.use_encoder(model)
 
@@ -192,7 +194,7 @@ def race(
         train=lambda means: runner.run(chosen, replace(request, means=means)),
         show=show,
         blocks=lambda pictures: training.report("race").blocks(out, pictures),
-        errors={runner.RaceError: "--out"},
+        errors={StudyError: "--out"},
     )
     means = training.means(["race", "WORKLOAD"], options, on, data, workers, minutes)
     training.perform(work, means, console, out, draw_only=draw_only, pages=fill)

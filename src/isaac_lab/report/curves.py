@@ -9,7 +9,7 @@ from isaac_lab.charts.lines import Axis, Line, Panel
 from isaac_lab.record import Record
 from isaac_lab.report import WORDS
 from isaac_lab.report.views import setting
-from isaac_lab.studies.paper import fig5, figA1
+from isaac_lab.studies.paper import figures
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.words import number
 
@@ -21,7 +21,7 @@ def _styles(names: Sequence[str]) -> dict[str, Method]:
     """By group, how its curve looks."""
     found = {}
     for group, own in ((group, own) for name in names for group, own in WORDS["styles"][name].items()):
-        label = own["label"].format(damping=f"{figA1.DAMPING:g}", batch=figA1.BATCH)
+        label = own["label"].format(damping=f"{figures.DAMPING:g}", batch=figures.BATCH)
         found[group] = Method(label, Look(**{key: own[key] for key in own if key != "label"}))
     return found
 
@@ -58,7 +58,7 @@ def figure(view: View) -> Figure:
     several = len({record.trial.seed for outcome in view.outcomes for record in outcome.all()}) > 1
     bands = " Bands: from the lowest to the highest seed." if several else ""
     wanted = [x for x in shown["across"] if measured or x != SECONDS_LOG]
-    reading = shown["reading"].format(layers=f"{fig5.DAMPING:g}")
+    reading = shown["reading"].format(layers=f"{figures.DAMPING:g}")
     return lines.figure(
         f"figure-{own}",
         [Panel(own, "", f"{alt}The last values are in the table below.", drawn)],

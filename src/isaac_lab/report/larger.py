@@ -82,7 +82,7 @@ def accuracies(view: View) -> Table:
     """The final test accuracy of each method in each setting, and the time of a step over that of ∇."""
     ratios = {
         mode: {name: f"{own['ratio']['median']:.3f}" for name, own in record["methods"].items()}
-        for mode, record in fig6.times_of(view).items()
+        for mode, record in view.times.items()
     }
     rows = []
     for (setting, name), cell in fig6.cells(view).items():

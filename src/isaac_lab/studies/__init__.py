@@ -2,15 +2,23 @@
 
 import hashlib
 import json
-import math
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
-from isaac_lab.record import Record
 from isaac_lab.trial import Trial
+
+
+class StudyError(Exception):
+    """What is not there, or cannot be run or drawn; the message says why and what to do."""
+
+
+def refuse_unknown(names: Iterable[str], there: Iterable[str], what: str) -> None:
+    """Refuse names that are not there."""
+    if unknown := [name for name in names if name not in there]:
+        raise StudyError(f"there is no {what} {unknown[0]!r}; there are {', '.join(there)}")
 
 
 def rules(name: str) -> dict[str, Any]:
@@ -21,16 +29,6 @@ def rules(name: str) -> dict[str, Any]:
 def hashed(*made_by: Any) -> str:
     """The hash of the rules that runs are made by; every record carries it, and other rules make other runs."""
     return hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def decides(metric: str, *, higher: bool = False) -> Callable[[Record], float]:
-    """What decides in a search: lower is better, infinite where the run diverged."""
-
-    def value(record: Record) -> float:
-        found = record.final(metric)
-        return -found if higher and math.isfinite(found) else found
-
-    return value
 
 
 def finals(best: Trial | None, seeds: Iterable[int]) -> list[Trial]:

@@ -4,15 +4,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from isaac_lab import times
+from isaac_lab.data.files import DataError
 from isaac_lab.executors import Call, run
+from isaac_lab.products import threads
 from isaac_lab.progress import Display
 from isaac_lab.record import Store
 from isaac_lab.records import origin
 from isaac_lab.study import Arm, outstanding
 from isaac_lab.trial import Trial
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,11 @@ class Means:
 
     @contextmanager
     def writing(self, store: Store) -> Iterator[None]:
-        """Be the only one who writes to a store; what a kill had torn is said."""
+        """Be the only one who writes to a store; what a kill had torn is said, what is corrupt before anything is written."""
         with store.writing(self.call.command) as mended:
             for said in mended:
                 self.say(said)
+            store.records()
             yield
 
     @property
@@ -86,13 +91,30 @@ def train(
     trained(0)
 
 
-def clock(
-    name: str, timed: Mapping[str, Trial], store: Store, means: Means, said: str, *, again: bool = False, **how: Any
-) -> None:
+def clock(name: str, timed: Mapping[str, Trial], store: Store, means: Means, said: str, **how: Any) -> None:
     """Time the steps of these runs, methods taking turns, unless the store knows; ratios are relative to the first."""
-    if timed and (again or name not in store.times()):
+    if timed and name not in store.times():
         means.say(said)
-        store.add_times(name, times.measure(timed, device=means.call.device, folder=means.call.folder, **how))
+        options = {"device": means.call.device, "folder": means.call.folder, **how}
+        store.add_times(name, times.measure(timed, **options))
+
+
+def modes(device: str) -> tuple[str, ...]:
+    """In which steps are timed on a device."""
+    return times.MODES if device == "cuda" else times.MODES[:1]
+
+
+def each_with_data(tasks: Mapping[str, Callable[[], Found]], means: Means) -> dict[str, Found]:
+    """What these return whose data are there. Of several, what is missing is told; of the only one, raised."""
+    found = {}
+    for name, task in tasks.items():
+        try:
+            found[name] = task()
+        except DataError as error:
+            if len(tasks) == 1:
+                raise
+            means.say(f"{name} is left out: {error}")
+    return found
 
 
 def settled(
@@ -101,7 +123,7 @@ def settled(
     """What trains a study in one store, and then times these steps on this device; `about` says its "id", which is its name."""
 
     def everything(means: Means) -> None:
-        with times.threads(means.threads), means.writing(store):
+        with threads(means.threads), means.writing(store):
             train([(str(about["id"]), arms)], store, means, about)
             clock(means.call.device, timed, store, means, "the time of a step, methods taking turns", rounds=5, turn=turn)
 

@@ -22,7 +22,7 @@ from isaac_lab.products import threads
 from isaac_lab.progress import display
 from isaac_lab.record import Store
 from isaac_lab.studies.calls import Means, train
-from isaac_lab.study import Arm
+from isaac_lab.study import Arm, resolve
 from isaac_lab.trial import Trial, Value
 from isaac_lab.workload import load
 
@@ -68,11 +68,9 @@ def arms(data: str, problem: str, optimizer: str, own: Mapping[str, float], *, s
 
 def _losses(arm: Arm, store: Store) -> dict[str, float]:
     """By learning rate, the mean over seeds of the final training loss; infinite where one diverged."""
-    found: dict[str, list[float]] = {}
-    for trial in arm.finals(None):
-        record = store.get(trial)
-        found.setdefault(str(trial.learning_rate), []).append(math.inf if record is None else record.final("train_loss"))
-    return {rate: fmean(losses) for rate, losses in found.items()}
+    runs = resolve(arm, store).runs
+    rates = dict.fromkeys(record.trial.learning_rate for record in runs)
+    return {str(rate): fmean(own.final("train_loss") for own in runs if own.trial.learning_rate == rate) for rate in rates}
 
 
 def main(

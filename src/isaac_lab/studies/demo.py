@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from isaac_lab.record import Record, Store
-from isaac_lab.studies import decides
-from isaac_lab.study import Arm, Search, by_seed, resolve
+from isaac_lab.study import Arm, Result, Search, decides, resolve
 from isaac_lab.trial import Trial, Value
 
 STEPS, POINTS, WARM_UP = 300, 12, 20
@@ -33,18 +32,15 @@ class Method:
     def searched(self, seeds: int) -> Arm:
         """Two rounds of search, eight rates and four near the best of them, and the runs at what they chose."""
 
-        def widely(_: Trial | None) -> list[Trial]:
-            return [self._trial(learning_rate=rate) for rate in self.first]
-
-        def closely(best: Trial | None) -> list[Trial]:
-            if best is None:
-                return []
+        def candidates(found: Result | None) -> list[Trial]:
+            if found is None or (best := found.best) is None:
+                return [self._trial(learning_rate=rate) for rate in self.first]
             name, shares = ("second_rate", self.second) if self.second else ("learning_rate", (0.6, 1.7))
             near = [("learning_rate", 0.8), ("learning_rate", 1.3), *((name, share) for share in shares)]
-            own = {"learning_rate": best.learning_rate, "second_rate": float(best.get("second_rate", 0.0))}
-            return [best, *(best.having(**{which: float(f"{own[which] * share:.6g}")}) for which, share in near)]
+            return [best, *(best.having(**{which: float(f"{best.get(which) * share:.6g}")}) for which, share in near)]
 
-        rounds = tuple(Search(candidates, decides("psnr", higher=True)) for candidates in (widely, closely))
+        # The first round has no best before it.
+        rounds = (Search(candidates, decides("psnr", higher=True)),) * 2
         return Arm(self.name, lambda best: [_final(best, seed) for seed in range(seeds)] if best else [], rounds)
 
     def _trial(self, **settings: Value) -> Trial:
@@ -68,8 +64,8 @@ METHODS = (
 
 
 def arms(seeds: int) -> list[Arm]:
-    """Every method at each seed."""
-    return by_seed(seeds, lambda seed: [method.trial(seed) for method in METHODS])
+    """An arm for each seed: every method at one before the next, so that a slow minute of the machine strikes all of them."""
+    return [Arm(f"seed {seed}", lambda _, seed=seed: [own.trial(seed) for own in METHODS]) for seed in range(seeds)]  # type: ignore[misc]
 
 
 def searched(seeds: int) -> list[Arm]:
@@ -79,12 +75,9 @@ def searched(seeds: int) -> list[Arm]:
 
 def chosen(store: Store, seeds: int) -> tuple[Method, ...]:
     """The methods with what the search in these records chose for them."""
-    found = []
-    for method in METHODS:
-        best = resolve(method.searched(seeds), store).best
-        settings = method.chosen if best is None else {name: float(best.get(name, 0.0)) for name in method.chosen}
-        found.append(replace(method, chosen=settings))
-    return tuple(found)
+    best = {own: resolve(own.searched(seeds), store).best for own in METHODS}
+    settings = {own: {name: float(trial.get(name, 0.0)) for name in own.chosen} for own, trial in best.items() if trial}
+    return tuple(replace(own, chosen=settings.get(own, own.chosen)) for own in METHODS)
 
 
 @dataclass(frozen=True)
@@ -103,9 +96,5 @@ class Summary:
 
 def summarize(store: Store, methods: Sequence[Method], seeds: int, seconds: Mapping[str, float]) -> list[Summary]:
     """One for each method that has ended at all seeds, in their order."""
-    found = []
-    for method in methods:
-        runs = [record for seed in range(seeds) if (record := store.get(method.trial(seed))) is not None]
-        if len(runs) == seeds:
-            found.append(Summary(method, runs, seconds[method.name]))
-    return found
+    runs = {own.name: [record for seed in range(seeds) if (record := store.get(own.trial(seed)))] for own in methods}
+    return [Summary(own, runs[own.name], seconds[own.name]) for own in methods if len(runs[own.name]) == seeds]

@@ -6,7 +6,7 @@ from typing import Any
 
 from isaac_lab.record import Store
 from isaac_lab.studies import hashed, rules
-from isaac_lab.study import Arm
+from isaac_lab.study import Arm, resolve
 from isaac_lab.trial import Trial
 
 _KNOWN = rules("rates.toml")
@@ -48,8 +48,7 @@ def cells(store: Store, scale: str) -> list[Cell]:
     """Those of which all seeds have ended."""
     found = []
     for (name, rate), pair in arms(scale).items():
-        records = [[store.get(trial) for trial in arm.finals(None)] for arm in pair]
-        plain, line = (tuple(one.final(STUDY["metric"]) for one in own if one is not None) for own in records)
-        if all(one is not None for own in records for one in own):
-            found.append(Cell(name, rate, plain, line))
+        both = [resolve(arm, store) for arm in pair]
+        if all(own.whole for own in both):
+            found.append(Cell(name, rate, *(tuple(run.final(STUDY["metric"]) for run in own.runs) for own in both)))
     return found

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from functools import partial
 from typing import Any
 
-from isaac_lab.data.files import DataError
 from isaac_lab.products import threads
 from isaac_lab.record import Store
-from isaac_lab.studies import decides, finals, hashed, rules
-from isaac_lab.studies.calls import Means, clock, train
-from isaac_lab.study import Arm, Search, resolve
+from isaac_lab.studies import StudyError, finals, hashed, refuse_unknown, rules
+from isaac_lab.studies.calls import Means, clock, each_with_data, train
+from isaac_lab.study import Arm, Search, decides, resolve
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
 
@@ -25,17 +24,15 @@ class Scale:
     turn: float
 
 
-SCALES: Mapping[str, Scale] = MappingProxyType(
-    {"smoke": Scale(True, 1, 2, 0.01), "quick": Scale(False, 1, 5, 0.2), "standard": Scale(False, 10, 7, 0.2)}
-)
+SCALES: Mapping[str, Scale] = {
+    "smoke": Scale(True, 1, 2, 0.01),
+    "quick": Scale(False, 1, 5, 0.2),
+    "standard": Scale(False, 10, 7, 0.2),
+}
 #: After the name of a method: with `isaac.attach(model)` before training, and nothing else.
 LINE = "+line"
 #: The script as it is; with the line; as it is, at the best of five rates.
 ARMS = ("plain", "line", "tuned")
-
-
-class RecipeError(Exception):
-    """What cannot be run or drawn; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +80,12 @@ class Recipe:
         return found
 
 
-def _recipe(name: str, own: Mapping[str, Any]) -> Recipe:
-    budgets: dict[str, Any] = {scale: Budget(**own[scale]) for scale in SCALES}
-    return Recipe(name, **{**own, **budgets})
-
-
 _KNOWN = rules("recipes.toml")
 RULES = Rules(**_KNOWN["rules"])
-RECIPES: Mapping[str, Recipe] = MappingProxyType({name: _recipe(name, own) for name, own in _KNOWN["recipes"].items()})
-
-
-def _hash(name: str, scale: str) -> str:
-    own = _KNOWN["recipes"][name]
-    return hashed(_KNOWN["rules"], name, {key: own[key] for key in own if key not in SCALES}, scale, own[scale])
+RECIPES: Mapping[str, Recipe] = {
+    name: Recipe(name, **{**own, **{scale: Budget(**own[scale]) for scale in SCALES}})
+    for name, own in _KNOWN["recipes"].items()
+}
 
 
 def arms(recipe: Recipe, scale: str, network: str = "") -> dict[str, Arm]:
@@ -103,21 +93,12 @@ def arms(recipe: Recipe, scale: str, network: str = "") -> dict[str, Arm]:
 
     The `network` is what the workload says is trained, where it does not decide that alone.
     """
-    how, budget = SCALES[scale], recipe.budget(scale)
+    how, budget, known = SCALES[scale], recipe.budget(scale), _KNOWN["recipes"][recipe.name]
+    shared = {key: own for key, own in known.items() if key not in SCALES}
     variant = {**recipe.variant, **budget.variant, **({"model": network} if network else {})}
-    settings = {**recipe.settings, **budget.settings}
-    own = Trial(
-        recipe.workload,
-        recipe.method,
-        tuple(settings.items()),
-        tuple(variant.items()),
-        recipe.schedule,
-        budget.steps,
-        min(how.points, budget.steps),
-        RULES.search_seed,
-        how.small,
-        rules=_hash(recipe.name, scale),
-    )
+    own = Trial(recipe.workload, recipe.method, schedule=recipe.schedule, steps=budget.steps, small=how.small)
+    own = replace(own, rules=hashed(_KNOWN["rules"], recipe.name, shared, scale, known[scale]), seed=RULES.search_seed)
+    own = replace(own, points=min(how.points, budget.steps)).having(**{**recipe.settings, **budget.settings}).varied(**variant)
     rates = [own.having(learning_rate=float(f"{own.learning_rate * share:.6g}")) for share in RULES.rates[scale]]
     validated = [replace(trial, split="validation") for trial in rates]
     search = Search(lambda _: validated, decides(recipe.metric, higher=recipe.higher))
@@ -131,9 +112,7 @@ def arms(recipe: Recipe, scale: str, network: str = "") -> dict[str, Arm]:
 
 def chosen(names: Sequence[str]) -> list[Recipe]:
     """The recipes of these names, all unless there are any."""
-    for name in names:
-        if name not in RECIPES:
-            raise RecipeError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
+    refuse_unknown(names, RECIPES, "recipe")
     return [recipe for name, recipe in RECIPES.items() if not names or name in names]
 
 
@@ -144,45 +123,32 @@ def run(recipes: Sequence[Recipe], store: Store, scale: str, means: Means) -> St
 
     Raises:
         DataError: Of the only recipe.
-        RecipeError: There is none whose data are there.
+        StudyError: There is none whose data are there.
     """
-    device, before = means.call.device, store.about.get("device")
-    if before not in (None, device) and store.records():
-        raise RecipeError(f"{store.folder} has recipes on {before}; name another --out for {device}")
+    call, how = means.call, SCALES[scale]
+    if (before := store.about.get("device")) not in (None, call.device) and store.records():
+        raise StudyError(f"{store.folder} has recipes on {before}; name another --out for {call.device}")
+
+    def network(recipe: Recipe) -> str:
+        """What is trained, where the environment decides that."""
+        return load(arms(recipe, scale)["plain"].finals(None)[0], device=call.device, folder=call.folder).network
+
     with means.writing(store), threads(means.threads):
-        networks = _networks(recipes, scale, means)
-        there = [recipe for recipe in recipes if recipe.name in networks]
+        networks = each_with_data({recipe.title: partial(network, recipe) for recipe in recipes}, means)
+        there = [recipe for recipe in recipes if recipe.title in networks]
         if not there:
-            raise RecipeError("none of the recipes has its data; name a folder that has them with --data")
-        for some in [there] if means.call.executor == "processes" else [[recipe] for recipe in there]:
-            _run(some, networks, store, scale, means)
+            raise StudyError("none of the recipes has its data; name a folder that has them with --data")
+        for some in [there] if call.executor == "processes" else [[recipe] for recipe in there]:
+            own = {recipe.name: arms(recipe, scale, networks[recipe.title]) for recipe in some}
+            known = store.about.get("networks", {}) | {r.name: networks[r.title] for r in some if networks[r.title]}
+            about = {"id": "recipes", "scale": scale, "device": call.device, "networks": known}
+            title = f"{len(some)} recipes" if len(some) > 1 else some[0].title
+            train([(title, [arm for every in own.values() for arm in every.values()])], store, means, about, ",".join(own))
+            for recipe in some:
+                timed = {name: own[recipe.name][name].finals(None)[0] for name in ARMS[:2]}
+                said = f"{recipe.title}: the time of a step"
+                clock(recipe.name, timed, store, means, said, rounds=how.rounds, turn=how.turn)
     return store
-
-
-def _networks(recipes: Sequence[Recipe], scale: str, means: Means) -> dict[str, str]:
-    """What is trained, where the environment decides that; of the recipes whose data are there: they are loaded here."""
-    call, found = means.call, {}
-    for recipe in recipes:
-        plain = arms(recipe, scale)["plain"].finals(None)[0]
-        try:
-            found[recipe.name] = load(plain, device=call.device, folder=call.folder).network
-        except DataError as error:
-            if len(recipes) == 1:
-                raise
-            means.say(f"{recipe.title} is left out: {error}")
-    return found
-
-
-def _run(recipes: Sequence[Recipe], networks: Mapping[str, str], store: Store, scale: str, means: Means) -> None:
-    """Train and time some together."""
-    own, how = {recipe.name: arms(recipe, scale, networks[recipe.name]) for recipe in recipes}, SCALES[scale]
-    known = store.about.get("networks", {}) | {name: networks[name] for name in own if networks[name]}
-    about = {"id": "recipes", "scale": scale, "device": means.call.device, "networks": known}
-    title = f"{len(recipes)} recipes" if len(recipes) > 1 else recipes[0].title
-    train([(title, [arm for some in own.values() for arm in some.values()])], store, means, about, ",".join(own))
-    for recipe in recipes:
-        timed = {name: own[recipe.name][name].finals(None)[0] for name in ARMS[:2]}
-        clock(recipe.name, timed, store, means, f"{recipe.title}: the time of a step", rounds=how.rounds, turn=how.turn)
 
 
 def results(store: Store, scale: str) -> dict[str, dict[str, Any]]:

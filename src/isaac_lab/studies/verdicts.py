@@ -48,7 +48,6 @@ class Standing:
     verdict: Verdict  # in a word
     p_better: float  # two-sided, of the difference between with the line and plain; NaN where it cannot be tested
     p_not_worse: float  # one-sided against the margin, adjusted for all recipes
-    p_worse: float  # the same, that it is worse by more than the margin
     gain: tuple[float, float, float]  # how much better the line is, and from where to where that is likely
     tuned: tuple[float, float, float]  # the same of plain at the best of five rates
     p_tuned: float  # two-sided, of the difference between with the line and that
@@ -64,8 +63,12 @@ def standings(store: Store, scale: str) -> list[Standing]:
     """Of all recipes that have records, in the order of the rules."""
     found, timed = results(store, scale), {name: seconds(own) for name, own in store.times().items()}
     samples = {name: {arm: _sample(RECIPES[name], own[arm]) for arm in ARMS} for name, own in found.items()}
-    values = {name: _oriented(RECIPES[name], own) for name, own in samples.items()}
-    able = {name: RECIPES[name].budget(scale).margin for name, own in samples.items() if _testable(own)}
+    signs = {name: 1 if RECIPES[name].higher else -1 for name in samples}
+    values = {name: [[signs[name] * value for value in own[arm].values] for arm in ARMS] for name, own in samples.items()}
+    # Those of which plain and with the line were run whole and finished in all seeds.
+    tested = {name: [own[arm] for arm in ARMS[:2]] for name, own in samples.items()}
+    tested = {n: both for n, both in tested.items() if all(x.whole and not x.diverged and len(x.values) > 1 for x in both)}
+    able = {name: RECIPES[name].budget(scale).margin for name in tested}
     not_worse = holm({name: exceeds(values[name][1], values[name][0], -margin) for name, margin in able.items()})
     worse = holm({name: exceeds(values[name][0], values[name][1], margin) for name, margin in able.items()})
     standing = []
@@ -73,7 +76,7 @@ def standings(store: Store, scale: str) -> list[Standing]:
         plain, line, tuned = values[name]
         better = contrast(line, plain) if name in able else None
         best, rates = found[name]["tuned"].best, [trial.learning_rate for trial in found[name]["tuned"].tried[0]]
-        p_not_worse, p_worse = not_worse.get(name, math.nan), worse.get(name, math.nan)
+        p_not_worse = not_worse.get(name, math.nan)
         standing.append(
             Standing(
                 recipe=RECIPES[name],
@@ -81,10 +84,9 @@ def standings(store: Store, scale: str) -> list[Standing]:
                 samples=own,
                 rate=best.learning_rate if best else None,
                 edge=best is not None and best.learning_rate in (min(rates), max(rates)),
-                verdict=_verdict(own, better is not None and better.ahead, p_not_worse, p_worse),
+                verdict=_verdict(own, better is not None and better.ahead, p_not_worse, worse.get(name, math.nan)),
                 p_better=better.p if better else math.nan,
                 p_not_worse=p_not_worse,
-                p_worse=p_worse,
                 gain=_gain(line, plain),
                 tuned=_gain(tuned, plain),
                 p_tuned=contrast(line, tuned).p if min(len(line), len(tuned)) > 1 else math.nan,
@@ -106,16 +108,6 @@ def _sample(recipe: Recipe, found: Result) -> Sample:
     train, test = (fmean(record.final(name) for record in ended) if ended else math.nan for name in ("train_loss", "test_loss"))
     values = tuple(record.final(recipe.metric) for record in ended)
     return Sample(values, len(found.runs) - len(ended), (train, test), found.whole and bool(found.runs))
-
-
-def _testable(own: Mapping[str, Sample]) -> bool:
-    """Whether plain and with the line were run whole and finished in all seeds."""
-    return all(own[arm].whole and not own[arm].diverged and len(own[arm].values) > 1 for arm in ARMS[:2])
-
-
-def _oriented(recipe: Recipe, own: Mapping[str, Sample]) -> list[list[float]]:
-    """The values of each arm, higher is better."""
-    return [[value if recipe.higher else -value for value in own[arm].values] for arm in ARMS]
 
 
 def _verdict(own: Mapping[str, Sample], better: bool, not_worse: float, worse: float) -> Verdict:

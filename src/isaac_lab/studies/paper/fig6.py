@@ -16,13 +16,13 @@ from isaac_lab.data.files import SETS
 from isaac_lab.record import Record
 from isaac_lab.records import StoreError
 from isaac_lab.stats import against
+from isaac_lab.studies.calls import train
 from isaac_lab.studies.paper import larger
 from isaac_lab.studies.paper.folder import View
-from isaac_lab.studies.paper.larger import MODES as MODES
 from isaac_lab.studies.paper.larger import Method
 from isaac_lab.studies.paper.recipe import Experiment
-from isaac_lab.studies.paper.runner import perform
-from isaac_lab.study import Arm, Result, Search, lowest, resolve
+from isaac_lab.study import Arm, Result, Search, decides, resolve
+from isaac_lab.times import MODES
 from isaac_lab.trial import Trial
 from isaac_lab.workload import load
 from isaac_lab.workloads import resnet
@@ -108,8 +108,8 @@ def arms(budget: Budget, seeds: int) -> dict[tuple[str, str], Arm]:
             f"{setting}/{name}",
             lambda best: () if best is None else budget.runs(setting, best, seeds),
             (
-                Search(lambda _: budget.candidates(setting, name), lowest("train_loss")),
-                Search(lambda best: () if best is None else budget.compared(setting, best), _error),
+                Search(lambda _: budget.candidates(setting, name), decides("train_loss")),
+                Search(lambda found: budget.compared(setting, found.best) if found and found.best else (), _error),
             ),
         )
 
@@ -142,10 +142,6 @@ def accuracies(runs: Sequence[Record]) -> list[list[float]]:
     return rows
 
 
-def _diverged(own: Result) -> int:
-    return sum(not record.finished for record in own.runs)
-
-
 def _seeds(view: View) -> int:
     """Those asked for, else those of the records, else the scale's."""
     return int(view.means.seeds or view.store.about.get("seeds", 0) or BUDGETS[view.scale.name].seeds)
@@ -154,7 +150,7 @@ def _seeds(view: View) -> int:
 def measure(view: View) -> None:
     """Time the steps, run the short trials, then in each setting the first seed with several rates, and the other seeds."""
     budget, seeds = BUDGETS[view.scale.name], _seeds(view)
-    means = larger.by_processes(view.means, small=budget.small)
+    means = larger.by_processes(view.means, view.means.call.command, small=budget.small)
     # Data that are missing or corrupt are said before anything is written.
     load(budget.candidates("c", "none")[0], device=means.call.device, folder=means.call.folder)
     means.say(_plan(budget, seeds))
@@ -170,8 +166,9 @@ def measure(view: View) -> None:
             own = [every[setting, name] for name in names if (name == "max_rows") is late]
             stages.append((f"fig6: ({setting}) runs of {_epochs(budget.epochs)}", own))
     about = {"id": "fig6", "scale": view.scale.name, "seeds": seeds}
-    clocks = larger.clocks(means, "fig6", lambda _: steps, budget.rounds, command=means.call.command)
-    perform(view.store, means, about, stages, clocks)
+    with means.writing(store := view.store):
+        larger.clocks("fig6", dict.fromkeys(MODES, steps), budget.rounds, store, means, command=means.call.command)
+        train(stages, store, means, about)
 
 
 def _plan(budget: Budget, seeds: int) -> str:
@@ -187,21 +184,14 @@ def _epochs(number: int) -> str:
     return "1 epoch" if number == 1 else f"{number} epochs"
 
 
-def _newest(view: View, known: Mapping[tuple[str, str], Result]) -> Record:
-    records = [record for cell in known.values() for record in cell.runs]
-    if not records:
-        command = f"isaac-newton reproduce fig6 --scale {view.scale.name}"
-        raise StoreError(f"there is no run of fig6 in {view.directory}; {command} trains it")
-    return max(records, key=lambda record: record.time)
-
-
 def summary(view: View) -> dict[str, Any]:
     """What the records say together: curves, the table of final accuracies, the choices, and the times of steps."""
     known, small = cells(view), BUDGETS[view.scale.name].small
-    newest = _newest(view, known)
+    newest = max((record for cell in known.values() for record in cell.runs), key=lambda record: record.time, default=None)
+    if newest is None:
+        command = f"isaac-newton reproduce fig6 --scale {view.scale.name}"
+        raise StoreError(f"there is no run of fig6 in {view.directory}; {command} trains it")
     methods = [name for name in METHODS if any(known[setting, name].runs for setting in SETTINGS)]
-    about = view.store.about
-    calls = about.get("calls") or [{"command": about.get("command", view.means.call.command)}]
     columns = [setting.title for setting in SETTINGS.values()]
     rows = [METHODS[name].row(name, [shown_cell(known[setting, name]) for setting in SETTINGS]) for name in methods]
     panels = [
@@ -212,7 +202,7 @@ def summary(view: View) -> dict[str, Any]:
     return {
         "title": f"Figure 6: ResNet-18 on {newest.about['data'].partition(' (')[0]}: test accuracy",
         "scale": view.scale.name,
-        "command": calls[-1]["command"],
+        "command": view.store.about["calls"][-1]["command"],
         "time": newest.time,
         **{key: newest.about[key] for key in ("commit", "versions", "machine")},
         "model": "ResNet-18" + (f" of width {resnet.SMALL_WIDTH}" if small else ""),
@@ -221,7 +211,7 @@ def summary(view: View) -> dict[str, Any]:
         "panels": panels,
         "columns": columns,
         "rows": rows,
-        "times": times_of(view),
+        "times": view.times,
         "notes": [*_notes(view, known, methods), *(against(rows, columns) if methods[:1] == ["none"] else [])],
     }
 
@@ -242,12 +232,7 @@ def shown_cell(own: Result) -> dict[str, Any] | None:
     """The final accuracies of a method in a setting; None where there are none."""
     if own.best is None or not own.runs:
         return None
-    return larger.cell([row[-1] for row in accuracies(own.runs)], own.best, _diverged(own))
-
-
-def times_of(view: View) -> dict[str, dict[str, Any]]:
-    """By mode, what is known of the times of steps, by method."""
-    return larger.timed(view.store.times())
+    return larger.cell([row[-1] for row in accuracies(own.runs)], own.best, sum(not record.finished for record in own.runs))
 
 
 def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequence[str]) -> list[str]:
@@ -263,11 +248,11 @@ def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequenc
     ]
     early = [setting for (setting, name), own in known.items() if own.runs and len(compared[setting, name]) < len(LARGER)]
     where = " and in ".join(SETTINGS[setting].title for setting in dict.fromkeys(early))
-    lost = sum(map(_diverged, known.values()))
+    lost = sum(not record.finished for own in known.values() for record in own.runs)
     notes += [say["edges"].format(edges=", ".join(edges))] if edges else []
     notes += [say["early"].format(count=len(early), where=where)] if early else []
     notes += [say["lost"].format(lost=lost, chance=CHANCE)] if lost else []
-    for mode, record in times_of(view).items():
+    for mode, record in view.times.items():
         text = larger.ratios(record, METHODS, "{label} {median:.3f} ({low:.3f}–{high:.3f})")
         text += "".join(f"; {METHODS[name].label}: {reason}" for name, reason in record["left_out"].items())
         where = record["machine"].get("gpu") or record["machine"]["cpu"] or "CPU"
@@ -275,11 +260,10 @@ def _notes(view: View, known: Mapping[tuple[str, str], Result], methods: Sequenc
     return notes if "max_rows" in methods else [*notes, say["rows"]]
 
 
-EXPERIMENT = Experiment(
+FIG6 = Experiment(
     "fig6",
     "Figure 6",
     "ResNet-18 on CIFAR-10 with and without momentum and weight decay, ζ* in the last layer and in all",
-    executor="local",
     measure=measure,
     summary=summary,
 )

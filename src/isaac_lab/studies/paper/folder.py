@@ -15,7 +15,7 @@ from isaac_lab.record import Store
 from isaac_lab.studies.calls import Means
 from isaac_lab.studies.paper import recipe
 from isaac_lab.studies.paper.recipe import Experiment, Outcome, Scale
-from isaac_lab.times import seconds
+from isaac_lab.times import MODES, seconds
 
 
 @dataclass(frozen=True)
@@ -23,25 +23,28 @@ class View:
     """All that a figure or a claim is made from."""
 
     experiment: Experiment
-    #: With the seeds that were asked for.
-    scale: Scale
-    #: Of the figure.
-    directory: Path
-    #: Of the panels that have been run, whole.
-    outcomes: tuple[Outcome, ...]
-    #: By panel, the record of the times of its steps.
-    steps: Mapping[str, Mapping[str, Any]]
-    #: By experiment whose records are used, its about.json.
-    about: Mapping[str, Mapping[str, Any]]
-    #: Directory with records of benchmarks.
-    bench: Path = Path("results/bench")
-    #: With what is trained and measured now.
-    means: Means = field(default_factory=Means)
+    scale: Scale  # with the seeds that were asked for
+    directory: Path  # of the figure
+    outcomes: tuple[Outcome, ...]  # of the panels that have been run, whole
+    steps: Mapping[str, Mapping[str, Any]]  # by panel, the record of the times of its steps
+    about: Mapping[str, Mapping[str, Any]]  # by experiment whose records are used, its about.json
+    bench: Path = Path("results/bench")  # directory with records of benchmarks
+    means: Means = field(default_factory=Means)  # with what is trained and measured now
 
     @property
     def store(self) -> Store:
         """The experiment's own records."""
         return Store(self.directory)
+
+    @property
+    def times(self) -> dict[str, dict[str, Any]]:
+        """By mode, what is known of the times of steps, by method."""
+        known = self.store.times()
+        return {
+            mode: {**known[mode], "methods": {own["name"]: own for own in known[mode]["methods"]}}
+            for mode in MODES
+            if mode in known
+        }
 
     def outcome(self, panel: str) -> Outcome | None:
         """Of this panel, if it has been run."""
@@ -56,20 +59,16 @@ def view(experiment: Experiment, out: Path, scale: Scale, **more: Any) -> View:
     """What is there of an experiment, as it was run, with the seeds and settings then; raises `StoreError`."""
     outcomes: list[Outcome] = []
     steps: dict[str, dict[str, Any]] = {}
-    homes = [panel.home for panel in experiment.panels(scale)]
-    stores = {home: Store(out / home / scale.name) for home in homes}
+    stores = {panel.home: Store(out / panel.home / scale.name) for panel in experiment.panels(scale)}
     about = {home: store.about for home, store in stores.items()}
-    for place, home in enumerate(homes):
-        own = replace(scale, all_seeds=about[home].get("seeds", 0))
-        settings = about[home].get("settings", [])
+    for place, home in enumerate(panel.home for panel in experiment.panels(scale)):
+        own, settings = replace(scale, all_seeds=about[home].get("seeds", 0)), about[home].get("settings", [])
         # A panel that was run whole when trials of one length chose its rates counts, until it has been run again.
-        for scale_then in dict.fromkeys([own, replace(own, halving=False)]):
-            (panel,) = recipe.selected([experiment.panels(scale_then)[place]], settings)
-            outcome = recipe.outcome(panel, scale_then, stores[home], settings)
-            if outcome is not None:
+        for then in dict.fromkeys([own, replace(own, halving=False)]):
+            (panel,) = recipe.selected([experiment.panels(then)[place]], settings)
+            if (outcome := recipe.outcome(panel, then, stores[home], settings)) is not None:
+                outcomes.append(outcome)
+                if panel.clocked and (timed := stores[home].times().get(f"steps-{panel.name}")):
+                    steps[panel.name] = timed
                 break
-        if outcome is not None:
-            outcomes.append(outcome)
-            if panel.clocked and (timed := stores[home].times().get(f"steps-{panel.name}")):
-                steps[panel.name] = timed
     return View(experiment, scale, out / experiment.id / scale.name, tuple(outcomes), steps, about, **more)

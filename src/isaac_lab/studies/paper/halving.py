@@ -6,11 +6,11 @@ best are run whole, twice: those that an early round had left out, and where the
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from isaac_lab.record import Record
-from isaac_lab.study import Kept, Search, lowest
+from isaac_lab.study import Result, Search, decides
 from isaac_lab.trial import Trial
 
 #: Added to the seeds: no run that chooses is one that is shown.
@@ -34,16 +34,13 @@ class Round:
 ROUNDS = (Round(2), Round(10, 4, 3), Round(40, 2, 2))
 
 
-def searches(
-    rates: Sequence[float], places: Sequence[Trial], lasting: Callable[[Trial, int], Trial], kept: Kept
-) -> tuple[Search, ...]:
-    """The rounds of a group, each decided by the records of those before it.
+def searches(rates: Sequence[float], places: Sequence[Trial], lasting: Callable[[Trial, int], Trial]) -> tuple[Search, ...]:
+    """The rounds of a group.
 
     Args:
         rates: Those of the list.
         places: Whole runs without a rate.
         lasting: The same run for so many epochs.
-        kept: Where the records are.
     """
 
     def run(like: Trial, rate: float, epochs: int) -> Trial:
@@ -51,26 +48,22 @@ def searches(
         own = replace(lasting(like.having(learning_rate=rate), min(epochs, places[0].points)), points=1)
         return replace(own, split="validation")
 
-    def candidates(number: int) -> list[Trial]:
-        """Of a round; all those before have ended."""
-        if not number:
+    def candidates(found: Result | None) -> list[Trial]:
+        if found is None:
             hidden = [replace(place, seed=place.seed + SEED, split="validation") for place in places]
             return [run(place, rate, ROUNDS[0].epochs) for rate in sorted(rates, reverse=True) for place in hidden]
-        if number < len(ROUNDS):
-            own, ranked = ROUNDS[number], _ranked(candidates(number - 1), kept)
+        if (number := len(found.tried)) < len(ROUNDS):
+            own, ranked = ROUNDS[number], _ranked(found.tried[-1])
             better = list(ranked.items())[: own.rates]
             return [run(like, rate, own.epochs) for rate, tried in better for like in tried[: own.places]]
-        whole = _ranked([trial for before in range(len(ROUNDS) - 1, number) for trial in candidates(before)], kept)
+        whole = _ranked({trial: value for tried in found.tried[len(ROUNDS) - 1 :] for trial, value in tried.items()})
         best, tried = next(iter(whole.items()))
         beside = [like.having(learning_rate=rate) for rate in _beside(best, whole) for like in tried[: ROUNDS[-1].places]]
         return [tried[0], *beside]
 
-    def search(number: int) -> Search:
-        # Where every rate has diverged in the end, nothing is left to be run.
-        return Search(lambda _: candidates(number), lowest("train_loss") if number == last else _value)
-
-    last = len(ROUNDS) + STEPS - 1
-    return tuple(search(number) for number in range(last + 1))
+    # Where every rate has diverged in the end, nothing is left to be run.
+    values = [*[_value] * (len(ROUNDS) + STEPS - 1), decides("train_loss")]
+    return tuple(Search(candidates, value) for value in values)
 
 
 def _value(record: Record) -> float:
@@ -78,23 +71,18 @@ def _value(record: Record) -> float:
     return loss if math.isfinite(loss) else LOST * (1 + record.trial.learning_rate)
 
 
-def _ranked(trials: Sequence[Trial], kept: Kept) -> dict[float, list[Trial]]:
+def _ranked(values: Mapping[Trial, float]) -> dict[float, list[Trial]]:
     """By rate its runs, the best first; the rate with the best run first, of equal ones the larger rate."""
-    values = {trial: _value(record) for trial in trials if (record := kept.get(trial)) is not None}
     found: dict[float, list[Trial]] = {}
     for trial in sorted(values, key=lambda trial: (values[trial], -trial.learning_rate)):
         found.setdefault(trial.learning_rate, []).append(trial)
     return found
 
 
-def stable(trial: Trial, kept: Kept) -> Trial:
-    """A cell with the rate of its sector; where that diverged, with the next smaller ones, down to a hundredth."""
-    for _ in range(4):
-        record = kept.get(trial)
-        if record is None or record.finished:
-            break
-        trial = trial.having(learning_rate=_rate(round(2 * math.log10(trial.learning_rate)) - 1))
-    return trial
+def smaller(trial: Trial) -> list[Trial]:
+    """A run with the next smaller rates, down to a hundredth."""
+    place = round(2 * math.log10(trial.learning_rate))
+    return [trial.having(learning_rate=_rate(place - number)) for number in range(1, 5)]
 
 
 def _rate(number: int) -> float:

@@ -1,21 +1,19 @@
 """What Figure 6 and Table 1 share: a learning rate and a damping are searched for each method, and then other seeds are run."""
 
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from importlib.resources import files
 from typing import Any, TypeAlias
 
 from isaac_lab import times
+from isaac_lab.record import Store
 from isaac_lab.stats import sample
-from isaac_lab.studies.calls import Means
+from isaac_lab.studies import rules
+from isaac_lab.studies.calls import Means, modes
 from isaac_lab.trial import Trial, Value
 
-MODES = ("eager", "captured")
 Rates: TypeAlias = Mapping[str, Sequence[float]]
 #: By table and scale.
-KNOWN: Mapping[str, Any] = tomllib.loads((files(__package__) / "larger.toml").read_text(encoding="utf-8"))
+KNOWN: Mapping[str, Any] = rules("paper/larger.toml")
 
 
 @dataclass(frozen=True)
@@ -55,33 +53,20 @@ class Budget:
         return tuple(method.on(base, own, learning_rate=rate) for rate in rates[base.method] for own in dampings)
 
 
-def by_processes(means: Means, *, small: bool) -> Means:
+def by_processes(means: Means, command: str, *, small: bool) -> Means:
     """Several at once, where that is asked for; another process takes longer to start than a small network to train."""
     executor = "processes" if means.call.workers > 1 and not small else "local"
-    return replace(means, call=replace(means.call, executor=executor))
+    return replace(means, call=replace(means.call, executor=executor, command=command))
 
 
-def clocks(
-    means: Means, what: str, methods: Callable[[str], Mapping[str, Trial]], rounds: int, **more: Any
-) -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
-    """By mode that the device has: what is said when the steps of all methods are timed, and what times them."""
-    device, folder = means.call.device, means.call.folder
-
-    def clock(mode: str) -> dict[str, Any]:
-        own = methods(mode)
-        return times.measure(own, device=device, captured=mode == "captured", rounds=rounds, folder=folder) | more
-
-    modes = MODES if device == "cuda" else MODES[:1]
-    return {mode: (f"{what}: the time of a step, {mode}", partial(clock, mode)) for mode in modes}
-
-
-def timed(known: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By mode, what is known of the times of steps, by method."""
-    return {
-        mode: {**known[mode], "methods": {own["name"]: own for own in known[mode]["methods"]}}
-        for mode in MODES
-        if mode in known
-    }
+def clocks(what: str, timed: Mapping[str, Mapping[str, Trial]], rounds: int, store: Store, means: Means, **about: Any) -> None:
+    """Time the steps of all methods, given by mode, in each mode that the device has; `about` is kept beside the times."""
+    call = means.call
+    for mode in modes(call.device):
+        if mode not in store.times():
+            means.say(f"{what}: the time of a step, {mode}")
+            how: dict[str, Any] = {"device": call.device, "folder": call.folder, "rounds": rounds}
+            store.add_times(mode, times.measure(timed[mode], captured=mode == "captured", **how) | about)
 
 
 def ratios(record: Mapping[str, Any], methods: Mapping[str, Method], form: str) -> str:

@@ -9,13 +9,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from isaac_lab.data.files import SETS
 from isaac_lab.record import Record
-from isaac_lab.studies.paper.halving import searches, stable
-from isaac_lab.study import Arm, Kept, Search, lowest, resolve
+from isaac_lab.studies.paper.halving import searches, smaller
+from isaac_lab.study import Arm, Kept, Search, decides, resolve
 from isaac_lab.trial import Trial, TrialError, Value, parse
 from isaac_lab.workloads.examples import VALIDATED
 
@@ -46,23 +45,18 @@ class Scale:
 
     name: str
     epochs: int
-    #: Of a trial, which chooses the learning rate.
-    tune_epochs: int
-    #: λ_a and λ_g of a grid, λ_g is also ∞; and those of them that the trials of a grid use.
-    dampings: tuple[float, ...]
-    tuned_on: tuple[float, ...]
+    tune_epochs: int  # of a trial, which chooses the learning rate
+    dampings: tuple[float, ...]  # λ_a and λ_g of a grid; λ_g is also ∞
+    tuned_on: tuple[float, ...]  # those of them that the trials of a grid use
     #: Learning rates to choose from, and more of them for auto-encoders, but for Adam, which does not see a gradient's size.
     rates: tuple[float, ...] = RATES
     larger_rates: tuple[float, ...] = LARGER_RATES
     #: Runs of each cell that a figure shows with a spread; of every cell, where the command line asks for them, not 0.
     seeds: int = 3
     all_seeds: int = 0
-    #: Digits of 8 × 8 and networks an eighth as wide, in place of the paper's.
-    small: bool = False
-    #: How often the methods take turns when their steps are timed.
-    rounds: int = 10
-    #: Whether rates are chosen by successive halving, in place of trials of one length.
-    halving: bool = False
+    small: bool = False  # digits of 8 × 8 and networks an eighth as wide, in place of the paper's
+    rounds: int = 10  # how often the methods take turns when their steps are timed
+    halving: bool = False  # whether rates are chosen by successive halving, in place of trials of one length
 
 
 _THREE = (1e-2, 1.0, 1e2)
@@ -92,8 +86,7 @@ class Panel:
     name: str
     title: str
     groups: tuple[Group, ...]
-    #: The experiment whose records hold it.
-    home: str
+    home: str  # the experiment whose records hold it
     #: Groups whose steps are timed on one CPU thread, for an axis in seconds; ratios are relative to the first.
     clocked: tuple[Group, ...] = ()
 
@@ -109,14 +102,12 @@ class Outcome:
 
     panel: Panel
     scale: str
-    #: By group: the learning rate chosen, None where all of them diverged.
-    rates: Mapping[str, float | None]
+    rates: Mapping[str, float | None]  # by group: the learning rate chosen, None where all of them diverged
     #: By group: the final training loss that each learning rate reached in its trials; infinite where all diverged.
     tried: Mapping[str, Mapping[float, float]]
     #: By group, one record for each cell, in their order; empty where no learning rate was left.
     records: Mapping[str, tuple[Record, ...]]
-    #: "field=value" that were not the recipe's.
-    settings: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()  # "field=value" that were not the recipe's
 
     @property
     def label(self) -> str:
@@ -141,12 +132,10 @@ class Experiment:
     name: str
     shows: str
     panels: Callable[[Scale], tuple[Panel, ...]] = lambda scale: ()
-    #: Unless the command line says otherwise.
-    executor: Literal["ensemble", "local"] = "ensemble"
+    executor: Literal["ensemble", "local"] = "local"  # unless the command line says otherwise
     #: What there is to do besides panels: the times of steps, for Table 2; all of Table 1 and Figure 6.
     measure: Callable[["View"], None] = lambda view: None
-    #: What pages and claims need of it, where there are no panels.
-    summary: Callable[["View"], dict[str, Any]] | None = None
+    summary: Callable[["View"], dict[str, Any]] | None = None  # what pages and claims need of it, where there are no panels
 
 
 def classifier(scale: Scale, width: int, method: str = "sgd", **settings: Value) -> Trial:
@@ -242,14 +231,9 @@ def _changed(cell: Trial, values: Mapping[str, Any]) -> Trial:
     return lasting(replace(cell.varied(**own).having(**there), seed=values.get("seed", cell.seed)), epochs)
 
 
-def _fixed(settings: Sequence[str]) -> bool:
-    return any(setting.partition("=")[0].strip() == "learning_rate" for setting in settings)
-
-
-def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Trial]:
+def trials(group: Group, scale: Scale) -> list[Trial]:
     """Short runs of a group's cells at every learning rate, the largest first; at one, where the settings say which."""
-    fixed = _fixed(settings)
-    rates = sorted({rate for cell in group.tuned_on for rate in ([cell.learning_rate] if fixed else _rates_of(cell, scale))})
+    rates = sorted({rate for cell in group.tuned_on for rate in _rates_of(cell, scale)})
     return [
         lasting(cell.having(learning_rate=rate), min(cell.points, scale.tune_epochs))
         for rate in reversed(rates)
@@ -258,6 +242,8 @@ def trials(group: Group, scale: Scale, settings: Sequence[str] = ()) -> list[Tri
 
 
 def _rates_of(cell: Trial, scale: Scale) -> tuple[float, ...]:
+    if "learning_rate" in dict(cell.settings):
+        return (cell.learning_rate,)
     if not cell.workload.endswith("autoencoder"):
         return scale.rates
     if not cell.method.startswith("adam"):
@@ -265,35 +251,33 @@ def _rates_of(cell: Trial, scale: Scale) -> tuple[float, ...]:
     return (*scale.rates, *SMALLER_RATES) if scale.halving else scale.rates
 
 
-def final_loss(record: Record) -> float:
-    """The last training loss; infinite for a run that diverged."""
-    return record.final("train_loss")
+#: The last training loss; infinite for a run that diverged.
+final_loss = decides("train_loss")
 
 
-def arms(panel: Panel, scale: Scale, settings: Sequence[str] = (), kept: Kept = MappingProxyType({})) -> dict[str, Arm]:
-    """By group: a learning rate is chosen, of all cells together, and all cells are run with it; rounds depend on records."""
+def arms(panel: Panel, scale: Scale) -> dict[str, Arm]:
+    """By group: a learning rate is chosen, of all cells together, and all cells are run with it."""
     by_name = {group.name: group for group in panel.groups}
 
-    def search(group: Group) -> tuple[Search, ...]:
-        if scale.halving and not _fixed(settings):
-            return searches(_rates_of(group.cells[0], scale), group.tuned_on, lasting, kept)
-        candidates = trials(group, scale, settings)
-        return (Search(lambda _: candidates, lowest("train_loss")),)
-
     def arm(group: Group) -> Arm:
-        def finals(best: Trial | None) -> Sequence[Trial]:
-            cells = [cell.having(learning_rate=best.learning_rate) for cell in group.cells] if best is not None else []
+        tuned = by_name[group.like or group.name]
+        rates, candidates = _rates_of(tuned.cells[0], scale), trials(tuned, scale)
+        halving = scale.halving and len(rates) > 1
+        search = searches(rates, tuned.tuned_on, lasting) if halving else (Search(lambda _: candidates, final_loss),)
+        return Arm(
+            f"{panel.name}/{group.name}",
+            lambda best: [cell.having(learning_rate=best.learning_rate) for cell in group.cells] if best else [],
+            search,
             # One rate for a whole sector diverges in some of its cells; a curve has a rate of its own.
-            return [stable(cell, kept) for cell in cells] if scale.halving and len(group.tuned_on) > 1 else cells
-
-        return Arm(f"{panel.name}/{group.name}", finals, search(by_name[group.like or group.name]))
+            smaller if halving and len(group.tuned_on) > 1 else lambda _: (),
+        )
 
     return {name: arm(group) for name, group in by_name.items()}
 
 
 def outcome(panel: Panel, scale: Scale, kept: Kept, settings: Sequence[str] = ()) -> Outcome | None:
     """What the records say of a panel; None unless all of it has been run."""
-    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale, settings, kept).items()}
+    found = {name: resolve(arm, kept) for name, arm in arms(panel, scale).items()}
     if not all(result.whole for result in found.values()):
         return None
     rates = {name: None if result.best is None else result.best.learning_rate for name, result in found.items()}

@@ -1,29 +1,18 @@
 """Run an experiment: train what is due, time the steps, and write down how."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from isaac_lab import times
 from isaac_lab.bench import timing
 from isaac_lab.products import threads
 from isaac_lab.record import Store
 from isaac_lab.records import StoreError
-from isaac_lab.studies.calls import Means, train
+from isaac_lab.studies import StudyError
+from isaac_lab.studies.calls import Means, clock, train
 from isaac_lab.studies.paper import recipe
 from isaac_lab.studies.paper.folder import View, view
 from isaac_lab.studies.paper.recipe import SCALES, Experiment, Panel, Scale
-from isaac_lab.study import Arm
 from isaac_lab.trial import TrialError
-
-
-class NothingToDrawError(Exception):
-    """No panel has been run, whole."""
-
-
-class UnknownPanelError(Exception):
-    """A panel that the experiment does not have."""
 
 
 @dataclass(frozen=True)
@@ -31,34 +20,24 @@ class Request:
     """What the command line asks for."""
 
     scale: str = "smoke"
-    #: Directory for all experiments.
-    out: Path = Path("results/reproduce")
-    #: Leave out what is there; otherwise none of the runs may be.
-    resume: bool = True
-    #: Names; none for all.
-    panels: tuple[str, ...] = ()
-    #: "name=value" for every run.
-    settings: tuple[str, ...] = ()
-    #: Directory with records of benchmarks, for Table 2.
-    bench: Path = Path("results/bench")
+    out: Path = Path("results/reproduce")  # directory for all experiments
+    resume: bool = True  # leave out what is there; otherwise none of the runs may be
+    panels: tuple[str, ...] = ()  # names; none for all
+    settings: tuple[str, ...] = ()  # "name=value" for every run
+    bench: Path = Path("results/bench")  # directory with records of benchmarks, for Table 2
     means: Means = field(default_factory=Means)
 
 
-def chosen(experiment: Experiment, request: Request) -> tuple[Panel, ...]:
-    """The panels asked for, with the settings asked for; raises `UnknownPanelError` for one that is not there."""
-    panels = {panel.name: panel for panel in experiment.panels(_scale(request))}
-    if unknown := [name for name in request.panels if name not in panels]:
-        known = ", ".join(panels) or "none"
-        raise UnknownPanelError(f"{experiment.id} has no panel {', '.join(map(repr, unknown))}; it has {known}")
-    if request.settings and not panels:
-        raise TrialError(f"{experiment.id} takes no settings; it has no runs of this kind")
-    return recipe.selected([own for name, own in panels.items() if name in (request.panels or panels)], request.settings)
-
-
 def run(experiment: Experiment, request: Request) -> View:
-    """Train and time; what is there already is used."""
-    scale = _scale(request)
-    panels = chosen(experiment, request)
+    """Train and time; what is there already is used. Raises `StudyError` for a panel that is not there."""
+    scale = replace(SCALES[request.scale], all_seeds=request.means.seeds)
+    every = {panel.name: panel for panel in experiment.panels(scale)}
+    if unknown := [name for name in request.panels if name not in every]:
+        known_ones = ", ".join(every) or "none"
+        raise StudyError(f"{experiment.id} has no panel {', '.join(map(repr, unknown))}; it has {known_ones}")
+    if request.settings and not every:
+        raise TrialError(f"{experiment.id} takes no settings; it has no runs of this kind")
+    panels = recipe.selected([own for name, own in every.items() if name in (request.panels or every)], request.settings)
     for home in dict.fromkeys([*(panel.home for panel in panels), experiment.id]):
         _check(Store(request.out / home / scale.name), request, matters=bool(panels))
     # Matrices this small gain nothing from more threads than one.
@@ -71,19 +50,15 @@ def run(experiment: Experiment, request: Request) -> View:
 
 
 def known(experiment: Experiment, request: Request) -> View:
-    """What is there of an experiment; raises `NothingToDrawError` where that is nothing."""
+    """What is there of an experiment; raises `StoreError` where that is nothing."""
     found = view(experiment, request.out, SCALES[request.scale], bench=request.bench, means=request.means)
     if not found.outcomes and (panels := experiment.panels(found.scale)):
         folders = sorted({str(request.out / panel.home / request.scale) for panel in panels})
-        raise NothingToDrawError(
+        raise StoreError(
             f"there is no whole panel of {experiment.id} in {', '.join(folders)}; "
             f"isaac-newton reproduce {experiment.id} --scale {request.scale} trains it"
         )
     return found
-
-
-def _scale(request: Request) -> Scale:
-    return replace(SCALES[request.scale], all_seeds=request.means.seeds)
 
 
 def _check(store: Store, request: Request, *, matters: bool) -> None:
@@ -100,34 +75,11 @@ def _run_panel(panel: Panel, scale: Scale, request: Request) -> None:
     means, what = request.means, f"{panel.home} {panel.name}"
     about = {"id": panel.home, "scale": scale.name, "settings": list(request.settings), "seeds": means.seeds}
     store = Store(request.out / panel.home / scale.name)
-    arms = list(recipe.arms(panel, scale, request.settings, store).values())
-
-    def clock() -> dict[str, Any]:
-        # Small rates, so that thousands of steps on a few batches leave the activations about as they were.
-        trials = {group.name: group.cells[0].having(learning_rate=0.001) for group in panel.clocked}
-        with threads(1):
-            return times.measure(trials, rounds=scale.rounds, turn=timing.TURN, folder=means.call.folder)
-
-    clocks = {f"steps-{panel.name}": (f"{what}: the time of a step on one CPU thread", clock)} if panel.clocked else {}
-    perform(store, means, about, [(f"{what} ({panel.title})", arms)], clocks, panel.name)
-
-
-def perform(
-    store: Store,
-    means: Means,
-    about: Mapping[str, Any],
-    stages: Iterable[tuple[str, Sequence[Arm]]],
-    clocks: Mapping[str, tuple[str, Callable[[], Mapping[str, Any]]]],
-    panel: str = "",
-) -> None:
-    """Time the steps that have not been timed, then train one stage after the other; both go into one store.
-
-    With a stage comes what is said of it, and its arms are trained together; so it is with a clock, and what it times.
-    """
+    # Small rates, so that thousands of steps on a few batches leave the activations about as they were.
+    timed = {group.name: group.cells[0].having(learning_rate=0.001) for group in panel.clocked}
+    said = f"{what}: the time of a step on one CPU thread"
     with means.writing(store):
-        store.records()  # what is corrupt is said before anything is written
-        for name, (what, clock) in clocks.items():
-            if name not in store.times():
-                means.say(what)
-                store.add_times(name, clock())
-        train(stages, store, means, about, panel)
+        with threads(1):
+            clock(f"steps-{panel.name}", timed, store, means, said, device="cpu", rounds=scale.rounds, turn=timing.TURN)
+        arms = list(recipe.arms(panel, scale).values())
+        train([(f"{what} ({panel.title})", arms)], store, means, about, panel.name)

@@ -23,12 +23,12 @@ from isaac_lab.products import threads
 from isaac_lab.record import Record, Store
 from isaac_lab.records import StoreError
 from isaac_lab.stats import against
-from isaac_lab.studies.calls import Means
+from isaac_lab.studies import finals
+from isaac_lab.studies.calls import train
 from isaac_lab.studies.paper import larger
 from isaac_lab.studies.paper.folder import View
 from isaac_lab.studies.paper.larger import Budget, Method
 from isaac_lab.studies.paper.recipe import Experiment
-from isaac_lab.studies.paper.runner import perform
 from isaac_lab.study import Arm, Result, Search, resolve
 from isaac_lab.trial import Trial
 from isaac_lab.workloads import encoders, glue
@@ -52,8 +52,7 @@ class Task:
     optimizer: str
     metrics: Mapping[str, str]
     methods: tuple[str, ...] = tuple(METHODS)
-    #: Whether it is in the table, over seeds; otherwise its grid is all there is, for a claim.
-    shown: bool = True
+    shown: bool = True  # whether it is in the table, over seeds; otherwise its grid is all there is, for a claim
 
     @property
     def columns(self) -> list[str]:
@@ -111,7 +110,7 @@ def arms(run: Run) -> dict[tuple[str, str], Arm]:
         seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + run.seeds) if task.shown else ()
         return Arm(
             f"{task.title}/{method}",
-            lambda best: () if best is None else [replace(best, seed=seed) for seed in seeds],
+            lambda best: finals(best, seeds),
             (Search(lambda _: grid(run, task, method), task.value),),
         )
 
@@ -122,37 +121,29 @@ def measure(view: View) -> None:
     """Time the steps, then train what is due."""
     # Two threads would wait for each other longer than they compute on toy tasks.
     with _encoder(view) as encoder, threads(int(view.scale.small)):
-        run, store = _run(view, encoder), view.store
-        known = store.about
-        for name in ("model", "weights", "steps"):
-            if known and known[name] != (value := getattr(run, name)):
-                raise StoreError(f"{view.directory} was made with {name} {known[name]}, this is {value}; name another --out")
-        for record in store.records():
-            if record.about["weights"] != run.weights:
-                raise StoreError(f"{store.folder} has runs with other weights of {run.model}; name another --out")
+        plan, steps, store = PLANS[view.scale.name], {}, view.store
+        for task in TASKS:
+            known = text.load(f"toy-{task.name}" if view.scale.small else task.name, view.means.call.folder)
+            steps[task.name] = plan.epochs * -(-len(known.train) // glue.Glue.batch)
+        run = Run(encoder.name, encoder.weights, view.means.seeds or plan.seeds, steps, view.scale.name)
+        for name, before in store.about.items():
+            if name in ("model", "weights", "steps") and before != (value := getattr(run, name)):
+                raise StoreError(f"{view.directory} was made with {name} {before}, this is {value}; name another --out")
         view.means.say(_plan(run))
         every, stages = arms(run), []
         for stage in STAGES:
             titles = " and ".join(task.title for task in stage if task.shown)
             stages.append((f"Table 1, {titles}", [every[task.title, name] for task in stage for name in task.methods]))
-        means = _means(view, run)
-        clocks = larger.clocks(means, "tab1", lambda mode: _timed(run, mode), PLANS[run.scale].rounds, weights=run.weights)
-        perform(store, means, {"id": "tab1", **asdict(run)}, stages, clocks)
-
-
-def _timed(run: Run, mode: str) -> dict[str, Trial]:
-    """On real batches of CoLA, and captured on batches of one shape."""
-    name = {"eager": "cola", "captured": "cola-64"}[mode]
-    base = Trial(name, "adam", (("learning_rate", 1e-5),), (("model", run.model),), small=run.scale == "smoke")
-    return {method: own.on(base, 1.0) for method, own in METHODS.items()}
-
-
-def _means(view: View, run: Run) -> Means:
-    """With the encoder's name in place of its folder's."""
-    means = larger.by_processes(view.means, small=view.scale.small)
-    given, known = (shlex.quote(name) for name in (Path(means.model).name, run.model))
-    command = means.call.command.replace(f"--model {given}", f"--model {known}")
-    return replace(means, call=replace(means.call, command=command))
+        # On real batches of CoLA, and captured on batches of one shape.
+        base = Trial("cola", "adam", (("learning_rate", 1e-5),), (("model", run.model),), small=view.scale.small)
+        bases = {"eager": base, "captured": replace(base, workload="cola-64")}
+        timed = {mode: {name: own.on(base, 1.0) for name, own in METHODS.items()} for mode, base in bases.items()}
+        # With the encoder's name in place of its folder's.
+        given, named = (f"--model {shlex.quote(name)}" for name in (Path(view.means.model).name, run.model))
+        means = larger.by_processes(view.means, view.means.call.command.replace(given, named), small=view.scale.small)
+        with means.writing(store):
+            larger.clocks("tab1", timed, plan.rounds, store, means, weights=run.weights)
+            train(stages, store, means, {"id": "tab1", **asdict(run)})
 
 
 @contextlib.contextmanager
@@ -163,9 +154,8 @@ def _encoder(view: View) -> Iterator[encoders.Encoder]:
             view.means.say(f"--model is not used at smoke scale, which trains a {encoders.TINY} on toy tasks.")
         yield encoders.tiny()
         return
-    before = os.environ.get(encoders.ENCODER)
-    source = view.means.model or before
-    if not source:
+    before = os.environ.get(encoders.ENCODER, "")
+    if not (source := view.means.model or before):
         raise encoders.EncoderError(
             f"Table 1 at scale {view.scale.name} needs a pre-trained encoder: name a folder of one, or its name on the Hugging "
             f"Face hub, with --model or {encoders.ENCODER}"
@@ -176,15 +166,7 @@ def _encoder(view: View) -> Iterator[encoders.Encoder]:
         yield found
     finally:
         del os.environ[encoders.ENCODER]
-        os.environ |= {} if before is None else {encoders.ENCODER: before}
-
-
-def _run(view: View, encoder: encoders.Encoder) -> Run:
-    plan, steps = PLANS[view.scale.name], {}
-    for task in TASKS:
-        known = text.load(f"toy-{task.name}" if view.scale.small else task.name, view.means.call.folder)
-        steps[task.name] = plan.epochs * -(-len(known.train) // glue.Glue.batch)
-    return Run(encoder.name, encoder.weights, view.means.seeds or plan.seeds, steps, view.scale.name)
+        os.environ |= {encoders.ENCODER: before} if before else {}
 
 
 def _plan(run: Run) -> str:
@@ -222,7 +204,6 @@ def summary(view: View) -> dict[str, Any]:
         # No score on generated sentences is called one on GLUE.
         columns = [column.replace(task.title, f"toy-{task.name}") for task in SHOWN for column in task.columns]
         what, published = "toy tasks", []
-    timed = larger.timed(store.times())
     return {
         "title": f"Table 1: {run.model} fine-tuned on {what}",
         "scale": run.scale,
@@ -231,9 +212,18 @@ def summary(view: View) -> dict[str, Any]:
         "weights": run.weights,
         "columns": columns,
         "rows": [*rows, *published],
-        "times": timed,
-        "tried": _tried(found),
-        "notes": [*_notes(run, call.get("device", "cpu"), timed, store), *against(rows, columns)],
+        "times": view.times,
+        # Of each grid: what its settings reached at the tuning seed, and how many are still to be tried.
+        "tried": [
+            {
+                "task": task,
+                "method": method,
+                "settings": [{"score": None if value == math.inf else -value} for value in own.tried[0].values()],
+                "missing": 0 if own.best else len(own.due),
+            }
+            for (task, method), own in found.items()
+        ],
+        "notes": [*_notes(run, call.get("device", "cpu"), view.times, store), *against(rows, columns)],
     }
 
 
@@ -255,15 +245,6 @@ def _published() -> list[dict[str, Any]]:
         cells = [known.get(column) for column in COLUMNS]
         row = {"label": f"{own['method']}, {model}", "model": model, "method": None, "ours": False, "paper": True}
         rows.append({**row, "cells": cells})
-    return rows
-
-
-def _tried(found: Mapping[tuple[str, str], Result]) -> list[dict[str, Any]]:
-    """By task and method: what each setting of its grid reached at the tuning seed, and how many are still to be tried."""
-    rows = []
-    for (task, method), own in found.items():
-        settings = [{"score": None if value == math.inf else -value} for value in own.tried[0].values()]
-        rows.append({"task": task, "method": method, "settings": settings, "missing": 0 if own.best else len(own.due)})
     return rows
 
 
@@ -306,11 +287,10 @@ def _notes(run: Run, device: str, timed: Mapping[str, Any], store: Store) -> lis
     return notes
 
 
-EXPERIMENT = Experiment(
+TAB1 = Experiment(
     "tab1",
     "Table 1",
     "the encoder of --model fine-tuned on CoLA, MRPC and STS-B: scores of ∇ and ζ* over seeds",
-    executor="local",
     measure=measure,
     summary=summary,
 )

@@ -31,10 +31,9 @@ def measure(view: View) -> None:
         write(folder / f"{runs.file_stem(record)}.json", record)
 
 
-EXPERIMENT = Experiment(
+TAB2 = Experiment(
     "tab2",
     "Table 2",
     "time and peak memory of a training step, from the records of isaac-newton bench",
-    executor="local",
     measure=measure,
 )

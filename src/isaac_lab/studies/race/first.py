@@ -9,12 +9,18 @@ from isaac_lab.record import Record, Store
 from isaac_lab.studies import finals
 from isaac_lab.studies.race.race import Entrant, Range
 from isaac_lab.study import Arm, Result, Search, resolve
-from isaac_lab.trial import Trial
 
 #: Their scales; nothing is run at these any more.
 SCALES = ("full", "quick")
-RIVALS = ("momentum", "adamw", "muon", "soap", "kfac")
-TITLES = {"momentum": "SGD + momentum", "adamw": "AdamW", "muon": "Muon"}
+#: Who raced. That a best lies at an edge was told of learning rates alone.
+_RATES = {"learning_rate": Range(1.0, 1.0)}
+ENTRANTS = {
+    name: Entrant(name, METHODS[name].title, name, _RATES) for name in ("momentum", "adamw", "muon", "soap", "kfac")
+} | {
+    f"isaac-{base}{how}": Entrant(f"isaac-{base}{how}", f"{title} + ISAAC{words}", f"{base}+isaac", _RATES)
+    for how, words in {"": "", "-running": ", running"}.items()
+    for base, title in {"momentum": "SGD + momentum", "adamw": "AdamW", "muon": "Muon"}.items()
+}
 
 
 def ending(record: Record, quantity: str) -> float:
@@ -27,19 +33,16 @@ def ending(record: Record, quantity: str) -> float:
 
 def results(about: Mapping[str, Any], store: Store) -> dict[str, tuple[Entrant, Result]]:
     """By name, who raced, and what the records say; seed 0 tuned, the others are shown."""
-    tuned: dict[str, list[Trial]] = {}
-    for record in store.records():
-        if record.trial.seed == 0:
-            tuned.setdefault(_name(record.trial), []).append(record.trial)
+    trials, seeds = [record.trial for record in store.records() if record.trial.seed == 0], range(1, about["seeds"] + 1)
 
-    def arm(name: str) -> Arm:
-        search = Search(lambda _: tuned.get(name, []), lambda record: ending(record, about["quantity"]))
-        seeds = range(1, about["seeds"] + 1)
-        return Arm(name, lambda best: finals(best, seeds), (search,))
+    def arm(own: Entrant) -> Arm:
+        running = own.name.endswith("-running")
+        tuned = [trial for trial in trials if trial.method == own.method and bool(trial.get("running")) is running]
+        search = Search(lambda _: tuned, lambda record: ending(record, about["quantity"]))
+        return Arm(own.name, lambda best: finals(best, seeds), (search,))
 
-    names = [*RIVALS, *(f"isaac-{base}{how}" for how in ("", "-running") for base in TITLES)]
-    there = [name for name in names if name in tuned or name in about["reasons"]]
-    return {name: (_entrant(name), resolve(arm(name), store)) for name in there}
+    found = {name: (own, resolve(arm(own), store)) for name, own in ENTRANTS.items()}
+    return {name: own for name, own in found.items() if own[1].tried[0] or name in about["reasons"]}
 
 
 def target(about: Mapping[str, Any], runs: Mapping[str, tuple[Entrant, Result]]) -> tuple[float | None, str]:
@@ -50,16 +53,3 @@ def target(about: Mapping[str, Any], runs: Mapping[str, tuple[Entrant, Result]])
         return None, "AdamW, which has no finished runs"
     said = f"AdamW, learning rate {best.learning_rate:g}, at {about['steps']:,} steps, the highest of {len(ends)} seeds"
     return max(ends), said
-
-
-def _name(trial: Trial) -> str:
-    base, _, how = trial.method.partition("+")
-    return (f"isaac-{base}" if how else base) + ("-running" if trial.get("running") else "")
-
-
-def _entrant(name: str) -> Entrant:
-    """Edges were told of learning rates alone."""
-    base = name.removeprefix("isaac-").removesuffix("-running")
-    ours = name.startswith("isaac-")
-    label = f"{TITLES[base]} + ISAAC{', running' if name.endswith('-running') else ''}" if ours else METHODS[base].title
-    return Entrant(name, label, f"{base}+isaac" if ours else base, {"learning_rate": Range(1.0, 1.0)})

@@ -3,17 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from isaac_lab.method import METHODS
-from isaac_lab.studies import decides, finals, hashed, rules
-from isaac_lab.study import Arm, Kept, Result, Search, resolve
+from isaac_lab.studies import finals, hashed, rules
+from isaac_lab.study import Arm, Kept, Result, Search, decides, resolve
 from isaac_lab.trial import Trial, Value
 
 _TEXT: Mapping[str, Any] = rules("race/rules.toml")
 #: What all races share.
-RULES: Mapping[str, Any] = MappingProxyType(_TEXT["rules"])
+RULES: Mapping[str, Any] = _TEXT["rules"]
 #: Of the Halton sequence, one for each dimension.
 PRIMES = (2, 3, 5)
 #: Numbers just below 1, searched evenly in the logarithm of what they lack.
@@ -93,19 +92,9 @@ class Course:
         """A run without a method's numbers, at the seed and on the split of searches."""
         own = getattr(self, scale.name)
         variant = {**own.get("variant", {}), **({"model": network} if network else {})}
-        return Trial(
-            self.workload or self.name,
-            "adamw",
-            tuple(self.settings.items()),
-            tuple(variant.items()),
-            self.schedule,
-            own["steps"],
-            min(scale.points, own["steps"]),
-            RULES["search_seed"],
-            scale.small,
-            "validation",
-            self.rules(scale),
-        )
+        made = Trial(self.workload or self.name, "adamw", schedule=self.schedule, steps=own["steps"], small=scale.small)
+        made = replace(made, points=min(scale.points, own["steps"]), seed=RULES["search_seed"], split="validation")
+        return replace(made, rules=self.rules(scale)).having(**self.settings).varied(**variant)
 
 
 @dataclass(frozen=True)
@@ -160,10 +149,10 @@ def _entrants() -> dict[str, Entrant]:
 
 
 #: By name, in the order of the tables.
-ENTRANTS: Mapping[str, Entrant] = MappingProxyType(_entrants())
-SCALES: Mapping[str, Scale] = MappingProxyType({name: Scale(name, **own) for name, own in _TEXT["scales"].items()})
+ENTRANTS: Mapping[str, Entrant] = _entrants()
+SCALES: Mapping[str, Scale] = {name: Scale(name, **own) for name, own in _TEXT["scales"].items()}
 #: In the order of the tables.
-COURSES: Mapping[str, Course] = MappingProxyType({name: Course(name, **own) for name, own in _TEXT["workloads"].items()})
+COURSES: Mapping[str, Course] = {name: Course(name, **own) for name, own in _TEXT["workloads"].items()}
 
 
 def entrants(course: Course) -> tuple[Entrant, ...]:
@@ -177,7 +166,7 @@ def arms(course: Course, scale: Scale, kept: Kept, network: str = "") -> dict[st
     Who has not begun is not waited for.
     """
     for rounds in range(scale.least, scale.rounds + 1):
-        made = {entrant.name: _arm(entrant, course, scale, kept, rounds, network) for entrant in entrants(course)}
+        made = {entrant.name: _arm(entrant, course, scale, rounds, network) for entrant in entrants(course)}
         found = {name: own for name, arm in made.items() if (own := resolve(arm, kept)).tried[0]}
         searching = any(trial.split == "validation" for own in found.values() for trial in own.due)
         if searching or not any(edges(ENTRANTS[name], own) for name, own in found.items()):
@@ -185,39 +174,26 @@ def arms(course: Course, scale: Scale, kept: Kept, network: str = "") -> dict[st
     return made
 
 
-def _arm(entrant: Entrant, course: Course, scale: Scale, kept: Kept, rounds: int, network: str) -> Arm:
-    blank, dimensions = course.blank(scale, network), len(entrant.search)
+def _arm(entrant: Entrant, course: Course, scale: Scale, rounds: int, network: str) -> Arm:
+    blank, dimensions, space = course.blank(scale, network), len(entrant.search), entrant.space(course)
     value, seeds = decides(course.metric, higher=course.higher), range(RULES["first_seed"], RULES["first_seed"] + scale.seeds)
 
-    def search(number: int) -> Search:
-        """A round, the first one all over the ranges, a later one around the best of those before."""
-        first, count = (1, scale.first) if not number else (1 + scale.first + (number - 1) * scale.more, scale.more)
+    def candidates(found: Result | None) -> list[Trial]:
+        """A round: first all over the ranges, later in a box around the best.
+
+        Where that lies at an edge of what was tried, the box begins there and lies beyond.
+        """
+        first, count = (1 + scale.first + (len(found.tried) - 1) * scale.more, scale.more) if found else (1, scale.first)
         points = [[_halton(at, prime) for prime in PRIMES[:dimensions]] for at in range(first, first + count)]
-        before = None
-        if number:
-            found = resolve(arm(), kept)
-            before = found.best
-            points = [] if before is None else [_around(entrant, course, found, point) for point in points]
-        trials = [entrant.trial(course, blank, point) for point in points]
-        return Search(lambda _: trials if before is None else [before, *trials], value)
+        if found is None or found.best is None:
+            return [entrant.trial(course, blank, point) for point in points]
+        sides, best = edges(entrant, found), found.best
+        offsets = [[sides[name] * x if name in sides else x - 0.5 for name, x in zip(space, p, strict=True)] for p in points]
+        center = [own.place(best.get(name)) for name, own in space.items()]
+        places = [[at + RULES["box"] * x for at, x in zip(center, own, strict=True)] for own in offsets]
+        return [best, *(entrant.trial(course, blank, own) for own in places)]
 
-    def arm() -> Arm:
-        return Arm(entrant.name, lambda best: finals(best, seeds), tuple(searches))
-
-    searches: list[Search] = []
-    for number in range(rounds):
-        searches.append(search(number))
-    return arm()
-
-
-def _around(entrant: Entrant, course: Course, found: Result, point: Sequence[float]) -> list[float]:
-    """Places in a box around the best; where it lies at an edge of what was tried, the box begins there and lies beyond."""
-    assert found.best is not None
-    sides, places = edges(entrant, found), []
-    for (name, own), share in zip(entrant.space(course).items(), point, strict=True):
-        offset = sides[name] * share if name in sides else share - 0.5
-        places.append(own.place(found.best.get(name)) + RULES["box"] * offset)
-    return places
+    return Arm(entrant.name, lambda best: finals(best, seeds), (Search(candidates, value),) * rounds)
 
 
 def edges(entrant: Entrant, found: Result) -> dict[str, int]:

@@ -3,24 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from isaac_lab import method, methods, times
-from isaac_lab.data.files import DataError
+from isaac_lab.products import threads
 from isaac_lab.record import Store
-from isaac_lab.studies.calls import Means, clock, train
+from isaac_lab.studies import StudyError
+from isaac_lab.studies.calls import Means, each_with_data, modes, train
 from isaac_lab.studies.race import standings
 from isaac_lab.studies.race.race import ENTRANTS, RULES, SCALES, Course, Scale, arms, due, entrants
-from isaac_lab.study import Arm
 from isaac_lab.trial import Trial
 from isaac_lab.workload import Workload, load
-
-MODES = ("eager", "captured")
-
-
-class RaceError(Exception):
-    """A race that cannot be run or drawn; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +29,12 @@ class Request:
     means: Means = field(default_factory=Means)  # how to train; "WORKLOAD" in its command stands for the workload
 
 
-def check_methods(names: Sequence[str]) -> None:
-    """Refuse names that no race knows."""
-    for name in names:
-        if name not in ENTRANTS:
-            raise RaceError(f"there is no method {name!r}; there are {', '.join(ENTRANTS)}")
-
-
 def run(chosen: Sequence[Course], request: Request) -> list[Path]:
-    """Race on all of these workloads; returns the folders in which the results are.
-
-    One workload's missing data ends the whole if it is the only one. Among several it is told, and the others race.
-    """
-    folders = []
-    for course in chosen:
-        try:
-            with times.threads(int(request.scale.small)):
-                folders.append(_Race(course, request).run())
-        except DataError as error:
-            if len(chosen) == 1:
-                raise
-            request.means.say(f"{course.name} is left out: {error}")
-    if not folders:
-        raise RaceError("none of the workloads could be loaded; name a folder with their data")
-    return folders
+    """Race on all of these workloads; returns the folders in which the results are."""
+    found = each_with_data({course.name: partial(_run, course, request) for course in chosen}, request.means)
+    if not found:
+        raise StudyError("none of the workloads could be loaded; name a folder with their data")
+    return list(found.values())
 
 
 def folders(chosen: Sequence[Course], request: Request, *, needed: bool) -> list[Path]:
@@ -66,103 +43,89 @@ def folders(chosen: Sequence[Course], request: Request, *, needed: bool) -> list
     there = [folder for folder in found if (folder / "about.json").is_file()]
     if needed and not there:
         where = f"{found[0]}: it has no about.json" if len(found) == 1 else f"{request.out}, of scale {request.scale.name}"
-        raise RaceError(f"there is no race in {where}; leave out --draw-only to run it")
+        raise StudyError(f"there is no race in {where}; leave out --draw-only to run it")
     return there
 
 
-class _Race:
-    """One workload."""
+def _run(course: Course, request: Request) -> Path:
+    scale, call = request.scale, request.means.call
+    means = replace(request.means, call=replace(call, command=call.command.replace("WORKLOAD", course.name)))
+    store = Store(request.out / course.name / scale.name)
+    if store.records():
+        standings.check(store)
+        if (before := store.about["device"]) != call.device:
+            here = f"{store.folder} has a race on {before}"
+            raise StudyError(f"{here}; name another directory for one on {call.device}")
+    # Who fine-tunes an encoder learns its name from the environment: the workload says what it is.
+    workload: Workload = load(course.blank(scale), device=call.device, folder=call.folder)
+    with threads(int(scale.small)), means.writing(store):
+        racing, reasons = _enter(course, request, workload, store)
+        about = _about(course, scale, workload) | {"command": means.call.command, "device": call.device, "reasons": reasons}
+        means.say(f"{course.name}: {len(racing)} methods, {about['steps']:,} steps a run, rules {about['rules']}")
 
-    def __init__(self, course: Course, request: Request) -> None:
-        self.course, self.request, self.scale = course, request, request.scale
-        call = request.means.call
-        own = replace(call, command=call.command.replace("WORKLOAD", course.name))
-        self.means = replace(request.means, call=replace(own, executor="processes" if call.workers > 1 else "local"))
-        self.device, self.store = call.device, Store(request.out / course.name / self.scale.name)
-        if self.store.records():
-            standings.check(self.store)
-            if (before := self.store.about["device"]) != self.device:
-                here = f"{self.store.folder} has a race on {before}"
-                raise RaceError(f"{here}; name another directory for one on {self.device}")
-        # Who fine-tunes an encoder learns its name from the environment: the workload says what it is.
-        self.workload: Workload = load(course.blank(self.scale), device=self.device, folder=call.folder)
+        def waiting() -> list[Trial]:
+            own = arms(course, scale, store, workload.network)
+            return due([own[name] for name in racing], store)
 
-    def run(self) -> Path:
-        """See who can start, tune everyone, run the tuned ones with fresh seeds, time their steps."""
-        course, scale, store, means = self.course, self.scale, self.store, self.means
-        with means.writing(store):
-            racing, reasons = self._enter()
-            about = self._about(reasons)
-            means.say(f"{course.name}: {len(racing)} methods, {about['steps']:,} steps a run, rules {about['rules']}")
+        train([(f"{course.name}, {scale.name}", waiting)], store, means, about)
+        if request.timed:
+            _time(course, scale, workload, store, means)
+    return store.folder
 
-            def waiting() -> list[Trial]:
-                return due([own for name, own in self._arms().items() if name in racing], store)
 
-            train([(f"{course.name}, {scale.name}", waiting)], store, means, about)
-            if self.request.timed:
-                self._time(about)
-        return store.folder
+def _enter(course: Course, request: Request, workload: Workload, store: Store) -> tuple[list[str], dict[str, str]]:
+    """Let every method take a few steps: who can race, and why the others cannot."""
+    setter = [course.target] if isinstance(course.target, str) else []
+    wanted = {*request.methods, *setter} if request.methods else set(ENTRANTS)
+    before, own = store.about.get("reasons", {}), arms(course, request.scale, store, workload.network)
+    racing: list[str] = []
+    reasons: dict[str, str] = {}
+    for entrant in entrants(course):
+        name, begin = entrant.name, own[entrant.name].search[0].candidates(None)
+        # What an earlier call has done stays.
+        begun = len(store.missing(begin)) < len(begin)
+        if name not in wanted:
+            reason = "" if begun else before.get(name) or "left out by --methods"
+        elif reason := "" if begun else times.start(begin[0], workload, request.means.call.device):
+            request.means.say(f"{course.name}: {entrant.label} does not race: {reason}")
+        else:
+            racing.append(name)
+        reasons |= {name: reason} if reason else {}
+    return racing, reasons
 
-    def _arms(self) -> dict[str, Arm]:
-        return arms(self.course, self.scale, self.store, self.workload.network)
 
-    def _enter(self) -> tuple[list[str], dict[str, str]]:
-        """Let every method take a few steps: who can race, and why the others cannot."""
-        setter = [self.course.target] if isinstance(self.course.target, str) else []
-        wanted = {*self.request.methods, *setter} if self.request.methods else set(ENTRANTS)
-        before, own = self.store.about.get("reasons", {}), self._arms()
-        racing, reasons = [], {}
-        for entrant in entrants(self.course):
-            begin = own[entrant.name].search[0].candidates(None)
-            # What an earlier call has done stays.
-            if any(self.store.get(trial) is not None for trial in begin):
-                reason = ""
-            elif entrant.name not in wanted:
-                reason = before.get(entrant.name) or "left out by --methods"
-            else:
-                reason = times.start(begin[0], self.workload, self.device)
-            if reason:
-                reasons[entrant.name] = reason
-            if entrant.name in wanted:
-                racing += [] if reason else [entrant.name]
-                if reason:
-                    self.means.say(f"{self.course.name}: {entrant.label} does not race: {reason}")
-        return racing, reasons
+def _about(course: Course, scale: Scale, workload: Workload) -> dict[str, Any]:
+    blank = course.blank(scale)
+    return {
+        "id": f"race/{course.name}",
+        "workload": course.name,
+        "scale": scale.name,
+        "rules": blank.rules,
+        **{
+            name: getattr(workload, name) for name in ("title", "data", "checksum", "weights", "arithmetic", "batch", "network")
+        },
+        "quantity": course.metric,
+        "higher": course.higher,
+        "metrics": dict(workload.metrics),
+        "steps": blank.steps,
+        "seeds": scale.seeds,
+        "points": blank.points,
+    }
 
-    def _about(self, reasons: dict[str, str]) -> dict[str, Any]:
-        workload, course, blank = self.workload, self.course, self.course.blank(self.scale)
-        return {
-            "id": f"race/{course.name}",
-            "workload": course.name,
-            "scale": self.scale.name,
-            "rules": blank.rules,
-            "device": self.device,
-            **{name: getattr(workload, name) for name in ("title", "data", "checksum", "weights", "arithmetic")},
-            "quantity": course.metric,
-            "higher": course.higher,
-            "metrics": dict(workload.metrics),
-            "steps": blank.steps,
-            "batch": workload.batch,
-            "seeds": self.scale.seeds,
-            "points": blank.points,
-            "network": workload.network,
-            "command": self.means.call.command,
-            "reasons": reasons,
-        }
 
-    def _time(self, about: dict[str, Any]) -> None:
-        """Time the steps of all that have been tuned, alone on the device, where that has not been done for just these."""
-        chosen = {}
-        for name, (entrant, result) in standings.results(about, self.store).items():
-            if result.best is not None and not methods.unable(result.best, self.workload):
-                trial = replace(result.best, split="test", seed=RULES["first_seed"])
-                chosen[name] = trial
-                if entrant.ours:
-                    chosen[name + standings.CONTROL] = trial.having(damping=math.inf, relative=None)
-        for mode in MODES if self.device == "cuda" else MODES[:1]:
-            able = {n: t for n, t in chosen.items() if mode == "eager" or method.capturable(t)}
-            known = {m["name"]: m.get("trial") for m in self.store.times().get(mode, {"methods": []})["methods"]}
-            if any(known.get(name) != trial.as_json() for name, trial in able.items()):
-                said, captured = f"{self.course.name}: the time of a step, {mode}", mode == "captured"
-                with times.threads(self.means.threads):
-                    clock(mode, able, self.store, self.means, said, again=True, captured=captured, rounds=self.scale.turns)
+def _time(course: Course, scale: Scale, workload: Workload, store: Store, means: Means) -> None:
+    """Time the steps of all that have been tuned, alone on the device, where that has not been done for just these."""
+    chosen, call = {}, means.call
+    for name, (entrant, result) in standings.results(store.about, store).items():
+        if result.best is not None and not methods.unable(result.best, workload):
+            chosen[name] = replace(result.best, split="test", seed=RULES["first_seed"])
+            if entrant.ours:
+                chosen[name + standings.CONTROL] = chosen[name].having(damping=math.inf, relative=None)
+    for mode in modes(call.device):
+        able = {n: t for n, t in chosen.items() if mode == "eager" or method.capturable(t)}
+        known = {m["name"]: m.get("trial") for m in store.times().get(mode, {"methods": []})["methods"]}
+        if any(known.get(name) != trial.as_json() for name, trial in able.items()):
+            means.say(f"{course.name}: the time of a step, {mode}")
+            how: dict[str, Any] = {"captured": mode == "captured", "rounds": scale.turns, "folder": call.folder}
+            with threads(means.threads):
+                store.add_times(mode, times.measure(able, device=call.device, **how))

@@ -13,20 +13,18 @@ from isaac_lab.stats import Difference, contrast, holm, paired, sample
 from isaac_lab.studies.race import first
 from isaac_lab.studies.race.race import COURSES, ENTRANTS, RULES, SCALES, Course, Entrant, Scale, arms, edges
 from isaac_lab.study import Result, resolve
+from isaac_lab.times import MODES
 from isaac_lab.times import seconds as medians
 from isaac_lab.trial import Trial
 
 Record = Mapping[str, Any]
 
+#: Of what decides, where the workload has none, or a shorter one.
 TITLES = {
     "train_loss": "Training loss",
     "test_loss": "Test loss",
-    "test_accuracy": "Test accuracy",
-    "test_error": "Squared error of a test image",
-    "test_rmse": "Test RMSE",
     "test_psnr": "PSNR of held-out pixels, dB",
     "psnr": "PSNR of fitted pixels, dB",
-    "f1": "F1",
     "matthews": "Matthews correlation",
 }
 #: What is tuned, in the order of the tables.
@@ -64,15 +62,10 @@ def crossing(record: Run, quantity: str, target: float, *, higher: bool = False)
     before: tuple[float, float] | None = None
     for point in record.points:
         step, value = point["step"], point[quantity]
-        if value is None:
-            before = None
-            continue
-        if sign * value <= sign * target:
-            if before is None:
-                return float(step)
-            share = (before[1] - target) / (before[1] - value)
-            return float(before[0] + share * (step - before[0]))
-        before = (step, value)
+        if value is not None and sign * value <= sign * target:
+            share = 0.0 if before is None else (before[1] - target) / (before[1] - value)
+            return float(step if before is None else before[0] + share * (step - before[0]))
+        before = None if value is None else (step, value)
     return None
 
 
@@ -94,7 +87,7 @@ def summarize(store: Store) -> dict[str, Any]:
     ruled = about["scale"] not in first.SCALES
     if ruled:
         check(store)
-    timed = {mode: timed[mode] for mode in ("eager", "captured") if mode in timed}
+    timed = {mode: timed[mode] for mode in MODES if mode in timed}
     runs = results(about, store)
     target, target_by = _target(about, runs) if ruled else first.target(about, runs)
     found = [_method(entrant, result, target, timed, about) for entrant, result in runs.values()]
@@ -110,7 +103,7 @@ def summarize(store: Store) -> dict[str, Any]:
         "higher": about.get("higher", False),
         "trials": max((method["trials"] for method in found), default=0) if ruled else about["trials"],
         "mode": "captured" if about["device"] == "cuda" else "eager",
-        "quantity_title": TITLES[about["quantity"]],
+        "quantity_title": TITLES.get(about["quantity"]) or about["metrics"][about["quantity"]],
         "metric_titles": {name: title for name, title in about["metrics"].items() if name != about["quantity"]},
         "target": rounded(target),
         "target_by": target_by,
@@ -133,11 +126,6 @@ def _target(about: Record, runs: Mapping[str, tuple[Entrant, Result]]) -> tuple[
     return fmean(ends), f"mean of {entrant.label}, {len(ends)} seeds"
 
 
-def _final(record: Run, quantity: str) -> float | None:
-    value = record.final(quantity)
-    return value if math.isfinite(value) else None
-
-
 def _method(
     entrant: Entrant, found: Result, target: float | None, timed: Mapping[str, Record], about: Record
 ) -> dict[str, Any]:
@@ -146,7 +134,9 @@ def _method(
     by_mode = {mode: own[name] for mode, own in clocks.items() if name in own}
     mode = "captured" if "captured" in by_mode else "eager"
     each = by_mode.get(mode)
-    ends = {key: [_final(record, key) for record in ran] for key in (quantity, *about["metrics"])}
+    ends = {
+        key: [None if math.isinf(end := record.final(key)) else end for record in ran] for key in (quantity, *about["metrics"])
+    }
     steps = [None if target is None else crossing(record, quantity, target, higher=higher) for record in ran]
     seconds = [None if step is None or each is None else step * each for step in steps]
     tried = {trial: value for values in found.tried for trial, value in values.items()}
