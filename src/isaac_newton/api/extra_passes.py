@@ -1,7 +1,6 @@
 """The passes for ḡ that ζ needs before `loss.backward()`: they leave every `.grad` alone."""
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.options import Run
 from isaac_newton.math.likelihood import Likelihood
 
-__all__ = ["check_output", "collect_output_gradients"]
+__all__ = ["collect_output_gradients"]
 
 
 def collect_output_gradients(
@@ -18,31 +17,15 @@ def collect_output_gradients(
 ) -> None:
     """Let each layer record ḡ: of the loss Hessian's root, or of labels drawn anew."""
     weights = [p for site in sites for p in site.module.parameters() if p.requires_grad]
-    with _collecting(run):
-        if run.options.output_curvature == "exact":
-            scale = terms**-0.5
-            columns = likelihood.root(output.detach())
-        else:
-            scale = (terms * run.options.samples) ** -0.5
-            columns = (likelihood.sample(output.detach()) for _ in range(run.options.samples))
-        for column in columns:
-            torch.autograd.grad(output, weights, grad_outputs=column * scale, retain_graph=True, allow_unused=True)
-
-
-@contextlib.contextmanager
-def _collecting(run: Run) -> Iterator[None]:
+    if run.options.output_curvature == "exact":
+        scale = terms**-0.5
+        columns = likelihood.root(output.detach())
+    else:
+        scale = (terms * run.options.samples) ** -0.5
+        columns = (likelihood.sample(output.detach()) for _ in range(run.options.samples))
     run.collecting = True
     try:
-        yield
+        for column in columns:
+            torch.autograd.grad(output, weights, grad_outputs=column * scale, retain_graph=True, allow_unused=True)
     finally:
         run.collecting = False
-
-
-def check_output(output: object) -> None:
-    """Refuse what no pass can begin at."""
-    if not isinstance(output, Tensor):
-        raise TypeError(f"output must be the tensor the loss was computed from, got {type(output).__name__}")
-    if not output.requires_grad:
-        raise ValueError(
-            "output has no graph to backpropagate through: compute it with gradients enabled, and do not detach it"
-        )

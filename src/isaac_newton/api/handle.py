@@ -13,14 +13,13 @@ from torch.utils.hooks import RemovableHandle
 
 from isaac_newton.api import report, state
 from isaac_newton.api.averages import Averages
-from isaac_newton.api.binding import steppers
+from isaac_newton.api.binding import held, steppers
 from isaac_newton.api.computed import raw
-from isaac_newton.api.extra_passes import check_output, collect_output_gradients
+from isaac_newton.api.extra_passes import collect_output_gradients
 from isaac_newton.api.masks import positions, unhook_models
 from isaac_newton.api.step import condition_gradients
 from isaac_newton.api.watch import Watch, listed
 from isaac_newton.core.checks import check_count
-from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.options import OutputDamping, Run, is_kfac
 from isaac_newton.core.statistics import Statistics
@@ -127,9 +126,9 @@ class Handle:
             raise TypeError(f"mask must be a tensor or None, got {type(value).__name__}")
         if value is not None and self._run.conditions_outputs:
             raise ValueError("ζ needs every row: a mask works with ζ* only (output_damping=math.inf)")
-        run = self._run
-        run.set_mask = run.mask = None if value is None else positions(value)
-        run.differs, run.memory, run.mask_met, run.mask_missed = True, None, False, None
+        self._run.set_mask = None if value is None else positions(value)
+        self._run.take_mask(self._run.set_mask)
+        self._run.differs = True
 
     @property
     def output_damping(self) -> OutputDamping:
@@ -194,7 +193,12 @@ class Handle:
             raise TypeError(f"loss must be the tensor that the loss function returned, got {type(loss).__name__}")
         if not loss.requires_grad:
             raise ValueError("loss has no graph to backpropagate through: compute it with gradients enabled, from output")
-        check_output(output)
+        if not isinstance(output, Tensor):
+            raise TypeError(f"output must be the tensor the loss was computed from, got {type(output).__name__}")
+        if not output.requires_grad:
+            raise ValueError(
+                "output has no graph to backpropagate through: compute it with gradients enabled, and do not detach it"
+            )
         check_loss(loss, output, likelihood)
         if isinstance(likelihood, CrossEntropy):
             likelihood = likelihood.observing(loss, output)
@@ -225,8 +229,7 @@ class Handle:
         for each in steppers(optimizer):
             if any(bound is each for bound, _ in self._bound):
                 raise ValueError("this optimizer is already bound to this handle")
-            ours = set(self._model.parameters())
-            if not any(p in ours for group in each.param_groups for p in group["params"]):
+            if held(each).isdisjoint(map(id, self._model.parameters())):
                 warnings.warn(
                     "this optimizer holds no parameter of the model, so that its steps condition nothing: bind the optimizer "
                     "of the model's own parameters; where it has copies of them, call handle.step() before copying gradients",
@@ -291,8 +294,9 @@ class Handle:
     def discard(self) -> None:
         """Forget what was gathered since the last step. Clearing the gradients does that too."""
         self._needs_step("discard")
-        for gathering in self._gatherings():
-            gathering.drop()
+        for site in self._sites.values():
+            for gathering in site.gatherings.values():
+                gathering.drop()
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[None]:
@@ -330,10 +334,6 @@ class Handle:
         finally:
             self._run.gathering = before
 
-    def _gatherings(self) -> Iterator[Gathering]:
-        for site in self._sites.values():
-            yield from site.gatherings.values()
-
     def _needs_step(self, name: str) -> None:
         if self._run.options.when != "step":
             raise RuntimeError(f"handle.{name} is for when='step'; with when='backward' the gradients are already conditioned")
@@ -341,12 +341,11 @@ class Handle:
             raise ValueError("this handle is detached")
 
     def _step(self, optimizer: torch.optim.Optimizer | None, *, counts: bool = True) -> None:
-        only = None if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        chosen = None if optimizer is None else held(optimizer)
         if counts:
             self._run.count_step(optimizer)
-        condition_gradients(self._sites, only)
+        condition_gradients(self._sites, chosen)
         if self._run.is_warming_up:
-            chosen = None if only is None else {id(parameter) for parameter in only}
             for parameter in self._model.parameters():
                 if chosen is None or id(parameter) in chosen:
                     parameter.grad = None  # an optimizer leaves such a parameter alone, weight decay included

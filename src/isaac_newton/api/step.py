@@ -47,10 +47,9 @@ class _Weight(NamedTuple):
 
 
 @torch.no_grad()
-def condition_gradients(sites: Mapping[str, ConditionedLayer], only: Iterable[Tensor] | None) -> None:
-    """Condition the `.grad` of every weight that gathered curvature, or of those in `only`, and begin to gather anew."""
+def condition_gradients(sites: Mapping[str, ConditionedLayer], chosen: set[int] | None) -> None:
+    """Condition the `.grad` of every weight that gathered curvature, or of those chosen, and begin to gather anew."""
     run = next(iter(sites.values())).run
-    chosen = None if only is None else {id(parameter) for parameter in only}
     ranks = run.options.ranks if run.options.ranks is not None and run.options.ranks.count > 1 else None
     if ranks is not None:
         chosen = _meet(sites, chosen, ranks)

@@ -88,10 +88,8 @@ class Watch:
             own = getattr(site.module, "weight", None)
             if isinstance(own, nn.Parameter) and self._run.options.bias == "plain" and not torch_private.is_hooked(own):
                 site.left = []
-        me = weakref.ref(self)
         for parameter, names in users.items():
-            hook = parameter.register_hook(_Arrival(me, names))
-            self._unseen[names[0]].append(hook)
+            self._unseen[names[0]].append(parameter.register_hook(functools.partial(_tell, weakref.ref(self), names)))
 
     def came_past(self, names: Iterable[str], gradient: Tensor) -> None:
         """The weight of these layers received a gradient; one of them should have been seen."""
@@ -110,7 +108,7 @@ class Watch:
         sites = [self._sites[name] for name in names]
         parts = [part for site in sites for part in site.left or ()]
         known = self._run.capture is None and all(site.left is not None for site in sites)
-        if not known or not _adds_up(parts, gradient) or _is_sum_of(parts, gradient):
+        if not known or not _differs(parts, gradient):
             return
         for site in sites:
             site.statistics.elsewhere = True
@@ -222,32 +220,23 @@ def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
             watch.after_step(optimizer)
 
 
-class _Arrival:
+def _tell(watch: "weakref.ref[Watch]", names: list[str], gradient: Tensor | None) -> None:
     """A hook on a weight none of whose layers was seen so far."""
-
-    def __init__(self, watch: "weakref.ref[Watch]", names: list[str]) -> None:
-        self._watch, self._names = watch, names
-
-    def __call__(self, gradient: Tensor | None) -> None:
-        if torch.compiler.is_compiling() or gradient is None:
-            return
-        watch = self._watch()
-        if watch is not None:
-            watch.came_past(self._names, gradient)
+    told = None if torch.compiler.is_compiling() or gradient is None else watch()
+    if told is not None and gradient is not None:
+        told.came_past(names, gradient)
 
 
-def _adds_up(parts: Sequence[Tensor], gradient: Tensor) -> bool:
-    """Whether the sum of the parts can be told from the gradient."""
+def _differs(parts: Sequence[Tensor], gradient: Tensor) -> bool:
+    """Whether a gradient is not the sum of these parts, as far as one can see."""
     if not parts or len({part.shape for part in parts}) > 1:
         return False
-    return all(part.numel() == gradient.numel() and _is_dense(part) for part in [*parts, gradient])
-
-
-def _is_sum_of(parts: Sequence[Tensor], gradient: Tensor) -> bool:
+    if not all(part.numel() == gradient.numel() and _is_dense(part) for part in [*parts, gradient]):
+        return False
     # Layers may hold it transposed, which norms do not see.
     total = torch.stack([part.detach().double() for part in parts]).sum(0).norm()
     digits = max(torch.finfo(part.dtype).eps for part in [*parts, gradient])
-    return not bool((gradient.detach().double().norm() - total).abs() > 100 * digits * total)
+    return bool((gradient.detach().double().norm() - total).abs() > 100 * digits * total)
 
 
 def _is_dense(tensor: Tensor) -> bool:
