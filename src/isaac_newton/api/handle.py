@@ -14,10 +14,10 @@ from torch.utils.hooks import RemovableHandle
 from isaac_newton.api import report, state
 from isaac_newton.api.averages import Averages
 from isaac_newton.api.binding import held, steppers
-from isaac_newton.api.computed import raw
 from isaac_newton.api.extra_passes import collect_output_gradients
 from isaac_newton.api.masks import positions, unhook_models
 from isaac_newton.api.step import condition_gradients
+from isaac_newton.api.tied import raw
 from isaac_newton.api.watch import Watch, listed
 from isaac_newton.core.checks import check_count
 from isaac_newton.core.layer import ConditionedLayer
