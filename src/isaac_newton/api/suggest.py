@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from isaac_newton.api.attach import attach
+from isaac_newton.core.checks import check_module
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.layers.linear import Linear
 from isaac_newton.math import equations
@@ -133,8 +134,7 @@ def suggest_damping(model: nn.Module, *batch: Any, **named: Any) -> Suggestion:
 
 def _check_model(model: nn.Module) -> None:
     """Refuse what cannot be run yet."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    check_module(model)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(
