@@ -78,23 +78,24 @@ class Handle:
                 loss_fn(model(x), y).backward()
             print(handle)
         """
-        run, seen = self._run, {}
-        for name, site in self._sites.items():
-            site.statistics.forget()
-            seen[name] = site.statistics.backward_pass
+        run, found = self._run, {name: site.statistics for name, site in self._sites.items()}
+        for statistics in found.values():
+            statistics.forget()
+        last = {name: statistics.backward_pass for name, statistics in found.items()}
         before, run.inspecting = run.inspecting, True
         try:
             yield self.statistics
         finally:
             run.inspecting = before
-        missed = [name for name, last in seen.items() if self._sites[name].statistics.missed(last)]
+        blank = [name for name, statistics in found.items() if statistics.effective_rank is None]
+        missed = [name for name in blank if found[name].backward_pass > last[name]]
         if missed and run.options.when == "backward":
             warnings.warn(
                 f"nothing was recorded of {listed(missed)}: handle.inspecting() cannot look into captured steps",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        elif all(site.statistics.effective_rank is None for site in self._sites.values()):
+        elif len(blank) == len(found):
             wanted = "the step" if run.options.when == "step" else "the backward pass"
             warnings.warn(f"nothing was recorded: handle.inspecting() has to hold {wanted}", RuntimeWarning, stacklevel=3)
 
