@@ -13,7 +13,7 @@ __all__ = ["Statistics"]
 
 
 class _Cost(NamedTuple):
-    """Of one use of a layer: rows of its conditioner, the side that is inverted, multiply-adds, bytes, numbers in the weight."""
+    """Of one use: rows of the conditioner, which of its sides is inverted, multiply-adds, bytes, numbers in the weight."""
 
     rows: int
     side: Literal["rows", "features", "counts"]

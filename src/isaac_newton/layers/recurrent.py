@@ -90,14 +90,21 @@ def _stack(kernel: Callable[..., Any]) -> Callable[..., Any]:
         else:
             sizes, start, weights, has_bias, count, dropout, training, both = args
         x = x.transpose(0, 1) if batch_first else x
-        each, directions = len(weights) // count, 2 if both else 1
+        each, site = len(weights) // count, _site()
+        reduce, mask = site.run.options.sharing == "reduce", site.run.mask
+        if sizes is not None:
+            # Rows that do not exist are not there; what a mask says of sequences side by side, packing has done.
+            samples = torch.arange(int(sizes[0]), device=x.device)[:, None]
+            mask = samples < sizes.to(x.device) if reduce else None
+        projects = not isinstance(start, Tensor) and start[0].shape[-1] != start[1].shape[-1]
+        rows_of = _RowsOf(sizes, 2 if both else 1, projects, reduce or mask is not None, mask)
         ends: list[tuple[Tensor, ...]] = []
         with _quiet_about_chunks() if x.is_cuda and count > 1 else contextlib.nullcontext():
             for number in range(count):
-                here = slice(number * directions, (number + 1) * directions)
+                here = slice(number * rows_of.directions, (number + 1) * rows_of.directions)
                 begin = start[here] if isinstance(start, Tensor) else tuple(state[here] for state in start)
-                layer = _Layer(kernel, x, sizes, begin, (has_bias, training), directions, _site())
-                x, *end = apply_late(layer, weights[number * each : (number + 1) * each], _site())
+                layer = _Layer(kernel, x, begin, has_bias, training, rows_of)
+                x, *end = apply_late(layer, weights[number * each : (number + 1) * each], site)
                 ends.append(tuple(end))
                 if dropout and training and number < count - 1:
                     x = F.dropout(x, dropout)
@@ -115,61 +122,46 @@ def _quiet_about_chunks() -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True, eq=False)
 class _Layer:
     """One layer of a stack, in one direction or both."""
 
-    def __init__(
-        self,
-        kernel: Callable[..., Any],
-        x: Tensor,
-        sizes: Tensor | None,
-        start: State,
-        how: tuple[bool, bool],
-        directions: int,
-        site: ConditionedLayer,
-    ) -> None:
-        self._kernel, self._x, self._sizes, self._start = kernel, x, sizes, start
-        (has_bias, self._training), self._directions = how, directions
-        self._has_bias = has_bias
-        reduce, mask = site.run.options.sharing == "reduce", site.run.mask
-        if sizes is not None:
-            # Rows that do not exist are not there; what a mask says of sequences side by side, packing has done.
-            samples = torch.arange(int(sizes[0]), device=x.device)[:, None]
-            mask = samples < sizes.to(x.device) if reduce else None
-        by_sample = reduce or mask is not None
-        projects = not isinstance(start, Tensor) and start[0].shape[-1] != start[1].shape[-1]
-        self.mask = mask
-        self.rows_of = _RowsOf(sizes, by_sample, directions, projects)
-        own = 2 + 2 * has_bias + projects
-        self.matrices = [
-            place
-            for first in range(0, own * directions, own)
-            for place in [
-                (first, first + 2 if has_bias else None),
-                (first + 1, first + 3 if has_bias else None),
-                *([(first + own - 1, None)] if projects else []),
-            ]
-        ]
+    kernel: Callable[..., Any]
+    x: Tensor
+    start: State
+    has_bias: bool
+    training: bool
+    rows_of: "_RowsOf"
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which positions count."""
+        return self.rows_of.mask
+
+    @property
+    def matrices(self) -> list[tuple[int, int | None]]:
+        """Where each stands among the weights, and where its bias."""
+        projects, biases = self.rows_of.projects, (2, 3) if self.has_bias else (None, None)
+        own = 2 + 2 * self.has_bias + projects
+        places = [(0, biases[0]), (1, biases[1]), *([(own - 1, None)] if projects else [])]
+        firsts = range(0, own * self.rows_of.directions, own)
+        return [(first + at, None if bias is None else first + bias) for first in firsts for at, bias in places]
 
     def __call__(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Outputs and last states."""
-        lengths = () if self._sizes is None else (self._sizes,)
-        last = (False,) if self._sizes is None else ()
-        how = (self._has_bias, 1, 0.0, self._training, self._directions == 2, *last)
-        results: tuple[Tensor, ...] = self._kernel(self._x, *lengths, self._start, list(weights), *how)
+        sizes, both = self.rows_of.sizes, self.rows_of.directions == 2
+        lengths, last = ((), (False,)) if sizes is None else ((sizes,), ())
+        how = (self.has_bias, 1, 0.0, self.training, both, *last)
+        results: tuple[Tensor, ...] = self.kernel(self.x, *lengths, self.start, list(weights), *how)
         return results
 
     def keep(self, results: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
         """Inputs and hidden states; where these are projected, what that is computed from again."""
-        outputs = results[0].chunk(self._directions, -1)
-        first, times = _hidden(self._start), self.rows_of
-        kept = [self._x]
-        for number, (output, start) in enumerate(zip(outputs, first, strict=True)):
-            # A copy, so that who changes the output in place does not change the rows.
-            kept.append(times.before(output, start, backwards=number == 1))
-        if times.projects:
-            kept += [self._start[1], *weights]
-        return kept
+        times = self.rows_of
+        outputs = zip(results[0].chunk(times.directions, -1), _hidden(self.start), strict=True)
+        # Copies, so that who changes the output in place does not change the rows.
+        before = [times.before(output, start, backwards=number == 1) for number, (output, start) in enumerate(outputs)]
+        return [self.x, *before, *([self.start[1], *weights] if times.projects else [])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,9 +169,10 @@ class _RowsOf:
     """What each matrix of a layer multiplies, from what was kept; (length, samples, features), or packed, one after another."""
 
     sizes: Tensor | None
-    by_sample: bool
     directions: int
     projects: bool
+    by_sample: bool
+    mask: Tensor | None
 
     def __call__(self, x: Tensor, *kept: Tensor) -> list[Tensor]:
         """Rows of inputs, of hidden states, and of what is projected, for each direction."""

@@ -96,12 +96,11 @@ class Patches:
         x, margins = self.batched(x), self.margins()
         if self.padding_mode != "zeros":
             x, margins = self._padded(x, margins), [(0, 0)] * len(margins)
-        sizes = tuple(self._size(dim, size, margins[dim]) for dim, size in enumerate(x.shape[2:]))
+        sizes = tuple(
+            _Size(size, self._places(dim, size, margin), self.kernel[dim], self.stride[dim], self.dilation[dim], margin[0])
+            for dim, (size, margin) in enumerate(zip(x.shape[2:], margins, strict=True))
+        )
         return x, sizes, math.prod([size.places for size in sizes])
-
-    def _size(self, dim: int, size: int, margin: tuple[int, int]) -> "_Size":
-        kernel, stride, dilation = self.kernel[dim], self.stride[dim], self.dilation[dim]
-        return _Size(size, self._places(dim, size, margin), kernel, stride, dilation, margin[0])
 
     def _places(self, dim: int, size: int, margin: tuple[int, int]) -> int:
         return (size + sum(margin) - self.dilation[dim] * (self.kernel[dim] - 1) - 1) // self.stride[dim] + 1
