@@ -19,7 +19,7 @@ from torch.nn.modules import rnn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from isaac_newton.core.gradient import condition
-from isaac_newton.core.late import apply_late
+from isaac_newton.core.late import LateOperation, apply_late
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.rows import cast, working_dtype
 from isaac_newton.layers.borrowed import names_of, over
@@ -103,7 +103,7 @@ def _stack(kernel: Callable[..., Any]) -> Callable[..., Any]:
             for number in range(count):
                 here = slice(number * rows_of.directions, (number + 1) * rows_of.directions)
                 begin = start[here] if isinstance(start, Tensor) else tuple(state[here] for state in start)
-                layer = _Layer(kernel, x, begin, has_bias, training, rows_of)
+                layer = _layer(kernel, x, begin, has_bias, training, rows_of)
                 x, *end = apply_late(layer, weights[number * each : (number + 1) * each], site)
                 ends.append(tuple(end))
                 if dropout and training and number < count - 1:
@@ -122,46 +122,30 @@ def _quiet_about_chunks() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, eq=False)
-class _Layer:
+def _layer(
+    kernel: Callable[..., Any], x: Tensor, start: State, has_bias: bool, training: bool, rows_of: "_RowsOf"
+) -> LateOperation:
     """One layer of a stack, in one direction or both."""
+    sizes, directions, projects = rows_of.sizes, rows_of.directions, rows_of.projects
+    own = 2 + 2 * has_bias + projects
+    places = [(0, 2 if has_bias else None), (1, 3 if has_bias else None), *([(own - 1, None)] if projects else [])]
+    matrices = [(own * n + at, None if bias is None else own * n + bias) for n in range(directions) for at, bias in places]
 
-    kernel: Callable[..., Any]
-    x: Tensor
-    start: State
-    has_bias: bool
-    training: bool
-    rows_of: "_RowsOf"
-
-    @property
-    def mask(self) -> Tensor | None:
-        """Which positions count."""
-        return self.rows_of.mask
-
-    @property
-    def matrices(self) -> list[tuple[int, int | None]]:
-        """Where each stands among the weights, and where its bias."""
-        projects, biases = self.rows_of.projects, (2, 3) if self.has_bias else (None, None)
-        own = 2 + 2 * self.has_bias + projects
-        places = [(0, biases[0]), (1, biases[1]), *([(own - 1, None)] if projects else [])]
-        firsts = range(0, own * self.rows_of.directions, own)
-        return [(first + at, None if bias is None else first + bias) for first in firsts for at, bias in places]
-
-    def __call__(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Outputs and last states."""
-        sizes, both = self.rows_of.sizes, self.rows_of.directions == 2
+    def results(weights: Sequence[Tensor]) -> Sequence[Tensor]:
         lengths, last = ((), (False,)) if sizes is None else ((sizes,), ())
-        how = (self.has_bias, 1, 0.0, self.training, both, *last)
-        results: tuple[Tensor, ...] = self.kernel(self.x, *lengths, self.start, list(weights), *how)
-        return results
+        found: Sequence[Tensor] = kernel(
+            x, *lengths, start, list(weights), has_bias, 1, 0.0, training, directions == 2, *last
+        )  # outputs and last states
+        return found
 
-    def keep(self, results: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs and hidden states; where these are projected, what that is computed from again."""
-        times = self.rows_of
-        outputs = zip(results[0].chunk(times.directions, -1), _hidden(self.start), strict=True)
+    def keep(results: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+        outputs = zip(results[0].chunk(directions, -1), _hidden(start), strict=True)
         # Copies, so that who changes the output in place does not change the rows.
-        before = [times.before(output, start, backwards=number == 1) for number, (output, start) in enumerate(outputs)]
-        return [self.x, *before, *([self.start[1], *weights] if times.projects else [])]
+        before = [rows_of.before(output, first, backwards=n == 1) for n, (output, first) in enumerate(outputs)]
+        # Where hidden states are projected, what that is computed from again.
+        return [x, *before, *([start[1], *weights] if projects else [])]
+
+    return LateOperation(results, keep, rows_of, matrices, rows_of.mask)
 
 
 @dataclass(frozen=True, eq=False)
