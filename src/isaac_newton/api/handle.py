@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch.utils.hooks import RemovableHandle
 from isaac_newton.api import report, state
 from isaac_newton.api.averages import Averages
 from isaac_newton.api.binding import held, steppers
-from isaac_newton.api.extra_passes import collect_output_gradients
 from isaac_newton.api.masks import positions, unhook_models
 from isaac_newton.api.step import condition_gradients
 from isaac_newton.api.tied import raw
@@ -25,7 +24,7 @@ from isaac_newton.core.options import OutputDamping, Run, is_kfac
 from isaac_newton.core.statistics import Statistics
 from isaac_newton.math.damping import Damping, check
 from isaac_newton.math.equations import precise
-from isaac_newton.math.likelihood import CrossEntropy, LossFunction, check_loss, likelihood_of, scale_of
+from isaac_newton.math.likelihood import CrossEntropy, Likelihood, LossFunction, check_loss, likelihood_of, scale_of
 
 __all__ = ["Handle"]
 
@@ -82,11 +81,8 @@ class Handle:
         for statistics in found.values():
             statistics.forget()
         last = {name: statistics.backward_pass for name, statistics in found.items()}
-        before, run.inspecting = run.inspecting, True
-        try:
+        with _true(run, "inspecting"):
             yield self.statistics
-        finally:
-            run.inspecting = before
         blank = [name for name, statistics in found.items() if statistics.effective_rank is None]
         missed = [name for name in blank if found[name].backward_pass > last[name]]
         if missed and run.options.when == "backward":
@@ -273,13 +269,11 @@ class Handle:
         if closure is None:
             self._step(optimizer)
             return None
-        first = True
+        first = iter([True])
 
         def conditioned() -> Any:
-            nonlocal first
             loss = closure()
-            self._step(optimizer, counts=first)
-            first = False
+            self._step(optimizer, counts=next(first, False))
             return loss
 
         # The closure computes the gradients, so it has to be followed, not preceded.
@@ -306,11 +300,9 @@ class Handle:
         with handle.plain():
             loss_fn(model(x), y).backward()
         """
-        before, self._run.is_plain, self._run.differs = self._run.is_plain, True, True
-        try:
+        self._run.differs = True
+        with _true(self._run, "is_plain"):
             yield
-        finally:
-            self._run.is_plain = before
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
@@ -329,11 +321,8 @@ class Handle:
         for site in self._sites.values():
             for name, gathering in site.gatherings.items():
                 gathering.settle(site.module.get_parameter(name))
-        before, self._run.gathering = self._run.gathering, True
-        try:
+        with _true(self._run, "gathering"):
             yield
-        finally:
-            self._run.gathering = before
 
     def _needs_step(self, name: str) -> None:
         if self._run.options.when != "step":
@@ -380,9 +369,32 @@ class Handle:
 
     def __repr__(self) -> str:
         self._settle()
-        watch = self._watch
-        return report.table(self._model, self._run, self._sites, self._skipped, watch.gone, watch.newcomers())
+        return report.table(self._model, self._run, self._sites, self._skipped, self._watch.gone, self._watch.newcomers())
 
     def _settle(self) -> None:
         if sum(site.statistics.settle() for site in self._sites.values()):
             self._run.warn_about_failure()
+
+
+@contextlib.contextmanager
+def _true(run: Run, name: str) -> Iterator[None]:
+    """What this attribute of a run is within a block."""
+    before = getattr(run, name)
+    setattr(run, name, True)
+    try:
+        yield
+    finally:
+        setattr(run, name, before)
+
+
+def collect_output_gradients(
+    run: Run, sites: Iterable[ConditionedLayer], output: Tensor, likelihood: Likelihood, terms: int | Tensor
+) -> None:
+    """The extra passes of ζ: each layer records ḡ, of the loss Hessian's root or of labels drawn anew."""
+    weights = [p for site in sites for p in site.module.parameters() if p.requires_grad]
+    exact, samples = run.options.output_curvature == "exact", run.options.samples
+    scale = (terms if exact else terms * samples) ** -0.5
+    columns = likelihood.root(output.detach()) if exact else (likelihood.sample(output.detach()) for _ in range(samples))
+    with _true(run, "collecting"):
+        for column in columns:
+            torch.autograd.grad(output, weights, grad_outputs=column * scale, retain_graph=True, allow_unused=True)

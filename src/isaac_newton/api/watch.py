@@ -129,15 +129,19 @@ class Watch:
         for name, site in self._sites.items():
             if site.statistics.backward_pass == now:
                 if unseen and name in self._unseen:
-                    self._saw(name)
+                    for hook in self._unseen.pop(name):
+                        hook.remove()
+                    self.gone.pop(name, None)
+                    site.left = None
             elif name not in self._looked_for and name not in self._unseen:
                 missing = True
                 self._looked_for.add(name)
         if missing or now >= self._next_look:
             self._next_look = 2 * now
             self.say_what_changed()
-        if run.mask is not None and run.mask_missed is not None:
-            self._say_mask_missed(run.mask, run.mask_missed)
+        # An input did not begin with the mask's shape: one over samples fits all inputs, one over positions fits some.
+        if run.mask is not None and run.mask_missed is not None and (run.mask.dim() == 1 or not run.mask_met):
+            self._say(_MASK, ["mask"], tuple(run.mask.shape), tuple(run.mask_missed))
         if now + 1 >= self._next_look and self._is_on_cpu:
             run.clock.begin()
 
@@ -152,22 +156,11 @@ class Watch:
             self._look_idle *= 2
             self.say_what_changed()
 
-    def _say_mask_missed(self, mask: Tensor, missed: Sequence[int]) -> None:
-        """An input did not begin with the mask's shape: a mask over samples fits all inputs, one over positions fits some."""
-        if mask.dim() == 1 or not self._run.mask_met:
-            self._say(_MASK, ["mask"], tuple(mask.shape), tuple(missed))
-
     def met_frozen(self, name: str) -> None:
         """A layer was called whose weight is frozen."""
         if name in self._trained:
             self._trained.clear()
             self.say_what_changed()
-
-    def _saw(self, name: str) -> None:
-        for hook in self._unseen.pop(name):
-            hook.remove()
-        self.gone.pop(name, None)
-        self._sites[name].left = None
 
     def say_what_changed(self) -> None:
         """Whether the model still consists of what it was."""
