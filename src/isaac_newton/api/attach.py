@@ -185,7 +185,10 @@ def _select(
     model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], run: Run, *, plain_embeddings: bool
 ) -> tuple[dict[str, tuple[nn.Module, Registration]], dict[str, str]]:
     """Split the modules that own parameters into those to condition and those to skip, with reasons."""
-    candidates = _candidates(model)
+    check_module(model)
+    candidates = {name: module for name, module in model.named_modules() if _owns(module) or is_parametrized(module)}
+    if not candidates:
+        raise ValueError(f"{type(model).__name__} has no parameters, so there is no gradient to condition")
     left_out = _left_out(candidates, layers, exclude)
     found = {name: find(module) for name, module in candidates.items()}
     parts = {
@@ -214,15 +217,6 @@ def _select(
     if not chosen:
         raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
     return chosen, skipped
-
-
-def _candidates(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that own parameters."""
-    check_module(model)
-    candidates = {name: module for name, module in model.named_modules() if _owns(module) or is_parametrized(module)}
-    if not candidates:
-        raise ValueError(f"{type(model).__name__} has no parameters, so there is no gradient to condition")
-    return candidates
 
 
 def _left_out(candidates: Mapping[str, nn.Module], layers: Layers | None, exclude: str | Iterable[str]) -> dict[str, str]:

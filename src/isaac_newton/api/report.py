@@ -46,7 +46,12 @@ def table(
     """
     there = {id(module): name for name, module in model.named_modules()}
     states = {name: _state(name, site, run, sites, gone, id(site.module) in there) for name, site in sites.items()}
-    lines = _of_conditioned(sites, states, there)
+    lines: dict[str, _Line] = {}
+    for name, site in sites.items():
+        now = there.get(id(site.module), name)
+        lines[now] = _Line(site.module, site, states[name])
+        for part, module in site.parts.items():
+            lines[there.get(id(module), part)] = _Line(module, None, _with(states[name], now))
     for name, user in raw(model, sites).items():
         now = there.get(id(sites[user].module), user)
         lines.setdefault(name, _Line(model.get_submodule(name), None, _with(states[user], now)))
@@ -68,19 +73,6 @@ class _Line(NamedTuple):
     module: nn.Module
     site: ConditionedLayer | None
     verdict: str
-
-
-def _of_conditioned(
-    sites: Mapping[str, ConditionedLayer], states: Mapping[str, str], there: Mapping[int, str]
-) -> dict[str, _Line]:
-    """The lines of conditioned layers and of their parts, by what they are called now."""
-    lines: dict[str, _Line] = {}
-    for name, site in sites.items():
-        now = there.get(id(site.module), name)
-        lines[now] = _Line(site.module, site, states[name])
-        for part, module in site.parts.items():
-            lines[there.get(id(module), part)] = _Line(module, None, _with(states[name], now))
-    return lines
 
 
 def _newcomer(name: str, module: nn.Module, lines: Mapping[str, _Line]) -> str | None:

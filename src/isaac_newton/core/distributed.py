@@ -62,8 +62,6 @@ class Ranks:
 
     def all_rows(self, r: Float[Tensor, "groups rows features"]) -> Float[Tensor, "groups all features"]:
         """The rows of all ranks, in their order; each rank may have a different number."""
-        if self.count == 1:
-            return r
         counts = [torch.zeros(1, dtype=torch.int64, device=r.device) for _ in range(self.count)]
         dist.all_gather(counts, torch.tensor([r.shape[1]], device=r.device), group=self._group)
         sizes = [int(size) for size in counts]
@@ -89,6 +87,8 @@ class Ranks:
 
     def total(self, name: str, mine: Tensor) -> Tensor:
         """The sum over the ranks of what each has for the layer of this name, at which all must be."""
+        if self.count == 1:
+            return mine
         if not self._agree(name):
             raise RuntimeError(
                 f"this rank is at layer {name!r} of its backward pass and another rank at another one: with process_group=... "
@@ -105,7 +105,7 @@ class Ranks:
 
     def add(self, *tensors: Tensor, owner: int | None = None) -> None:
         """Replace each tensor by its sum over the ranks; with an owner there only, and on others it is of no use afterwards."""
-        for tensor in tensors if self.count > 1 else ():
+        for tensor in tensors:
             if owner is None:
                 dist.all_reduce(tensor, group=self._group)
             else:
@@ -126,8 +126,6 @@ class Ranks:
 
     def union(self, known: Mapping[_Key, _Spec], *, news: bool) -> dict[_Key, _Spec]:
         """What any rank knows, in one order for all; exchanged only if some rank has `news`."""
-        if self.count == 1:
-            return dict(known)
         merged = dict(known)
         if any(self.largest([float(news)])):
             everyone: list[dict[_Key, _Spec]] = [{} for _ in range(self.count)]
