@@ -45,19 +45,15 @@ class Likelihood(Protocol):
     @property
     def reduction(self) -> Reduction:
         """Whether the loss averages its terms or sums them."""
-        ...
 
     def terms(self, output: Tensor) -> int | Tensor:
         """How many terms the loss has for this output; a tensor if that is known on the device only."""
-        ...
 
     def sample(self, output: Tensor) -> Tensor:
         """Gradients of the terms for labels drawn from the model."""
-        ...
 
     def root(self, output: Tensor) -> Iterator[Tensor]:
         """Columns of a root of the Hessian of the terms."""
-        ...
 
 
 LossFunction: TypeAlias = Likelihood | nn.Module | Callable[..., Tensor]
