@@ -45,21 +45,19 @@ class _TakesMask:
             self.run.memory = memory, counts
 
     def _counting(self, mask: Tensor) -> Tensor | None:
-        """Which positions count, None if all do."""
-        counts = mask.to(torch.bool, copy=True) if self._is_model else _counting(mask)
+        """Which positions count, in any convention but of models, who all have one; None if all do."""
+        if self._is_model:
+            counts = mask.to(torch.bool, copy=True)
+        elif mask.dtype is torch.bool:
+            counts = mask | ~mask.any()  # all where none would
+        else:
+            counts = torch.where((mask == 1).any(), mask != 0, mask == 0)  # of what is added to scores, those with zero
         # A GPU would wait for the answer.
         if counts.device.type == "cpu" and not torch.compiler.is_compiling():
             if bool(counts.all()):
                 return None  # with nothing to leave out, layers keep the form that is cheapest
             _warn_if_inverted(counts, "the attention_mask that the model was called with")
         return counts
-
-
-def _counting(mask: Tensor) -> Tensor:
-    """Which positions count, in any convention: of what is added to scores, those with zero; all where none would."""
-    if mask.dtype is torch.bool:
-        return mask | ~mask.any()
-    return torch.where((mask == 1).any(), mask != 0, mask == 0)
 
 
 def _is_triangle(mask: Tensor) -> bool:
