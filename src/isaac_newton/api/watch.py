@@ -18,7 +18,6 @@ from isaac_newton.core.distributed import is_sharded
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.options import Run
 from isaac_newton.layers import Registration, find
-from isaac_newton.layers.linear import Linear
 
 __all__ = ["Watch", "listed"]
 
@@ -169,15 +168,16 @@ class Watch:
         replaced = [name for name, site in self._sites.items() if site.is_attached and id(site.module) not in there]
         self.gone |= dict.fromkeys(replaced, "replaced")
         self._say(_REPLACED, replaced)
-        self._say(_ADDED, [name for name in came if name not in replaced and self._could_be_conditioned(name, came[name])])
+        self._say(_ADDED, [name for name in came if name not in replaced and self._stays_plain(name, came[name])])
 
     def newcomers(self) -> dict[str, nn.Module]:
         """What was not there when the model was attached."""
         return {name: module for name, module in self._model.named_modules() if module not in self._known}
 
-    def _could_be_conditioned(self, name: str, module: nn.Module) -> bool:
+    def _stays_plain(self, name: str, module: nn.Module) -> bool:
+        """Whether this layer, which came later, is one that `attach` would have conditioned."""
         live = any(p.requires_grad and p.dim() > 1 for p in module.parameters(recurse=False))
-        return live and not isinstance(module, Linear) and isinstance(find(module), Registration) and self._wanted(name, module)
+        return live and isinstance(find(module), Registration) and self._wanted(name, module)
 
     def _say(self, message: str, names: Iterable[str], *about: object) -> None:
         fresh = [name for name in names if (message, name) not in self._said]

@@ -41,10 +41,6 @@ class Patches:
     padding_mode: str = "zeros"
     channels_last: bool = False
 
-    def __call__(self, x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
-        """`view`."""
-        return self.view(x)
-
     def view(self, x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
         """The view (groups, samples, *places, channels of the group, *kernel); an input without samples is one sample.
 
@@ -58,6 +54,8 @@ class Patches:
         x = x.unflatten(1, (self.groups, x.shape[1] // self.groups))
         places, window = range(3, 3 + space), range(3 + space, 3 + 2 * space)
         return x.permute(1, 0, *places, *((*window, 2) if self.channels_last else (2, *window))), space
+
+    __call__ = view
 
     def average(self, x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "groups samples features"], int]:
         """The mean of a sample's patches, in float32 or better, and how many these are, without forming any of them.
