@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from isaac_newton import kernels
 from isaac_newton.core.checks import check_count
-from isaac_newton.core.conditioner import invert
-from isaac_newton.core.rows import Rows
 from isaac_newton.kernels import cpu
+from isaac_newton.math import equations
 from isaac_newton.math.damping import as_float
 from isaac_newton.math.likelihood import LossFunction, likelihood_of
 
@@ -158,41 +157,62 @@ class _StackedLinear(nn.Module):
         self, g: Float[Tensor, "copies batch out"], a: Float[Tensor, "copies batch in"]
     ) -> Float[Tensor, "copies out in"]:
         """ζ* or ζ of every copy."""
-        ensemble = self._ensemble[0]
+        ensemble, rows, features = self._ensemble[0], a.shape[1], a.shape[2]
         if self.output_rows is not None:
             g, self.output_rows = self._condition_outputs(g, self.output_rows(g)), None
-        if not ensemble.conditions_inputs or a.shape[1] == 0:
+        if not ensemble.conditions_inputs or rows == 0:
             return torch.bmm(g.mT, a)
-        # With rows over √λ the damping of every copy is 1. Where it is infinite, the inverse is the identity.
-        return _product(g, _inverses(a * ensemble.damping.rsqrt()[:, None, None]), a)
+        # Where the damping is infinite, the inverse is the identity: the plain gradient.
+        return _product(g, _inverse(a if rows < features else a.mT, ensemble.damping, rows), a)
 
     def _condition_outputs(self, g: Tensor, gbar: Tensor) -> Tensor:
         rows, (samples, outputs) = g.shape[1], gbar.shape[1:]
-        # A conditioner divides by how many rows it has, and the curvature is per row of the layer.
-        gbar = gbar * (self._ensemble[0].output_damping * (rows / samples)).rsqrt()[:, None, None]
-        inverse = _inverses(gbar, in_difference=samples < outputs).to(g.dtype)
-        if samples >= outputs:
+        gbar = gbar * self._ensemble[0].output_damping.rsqrt()[:, None, None]
+        by_rows = samples < outputs
+        inverse = _inverse(gbar if by_rows else gbar.mT, 1.0, rows, in_difference=by_rows).to(g.dtype)
+        if not by_rows:
             return g @ inverse
         gbar = gbar.to(g.dtype)
         with cpu.unrounded(g):
             return torch.baddbmm(g, g @ gbar.mT @ inverse, gbar, alpha=-1)
 
 
-def _inverses(x: Float[Tensor, "copies k l"], *, in_difference: bool = False) -> Float[Tensor, "copies small small"]:
-    """(I + x xᵀ/k)⁻¹ of each copy, or (I + xᵀx/k)⁻¹ where that is smaller; in a difference divided by k.
+def _inverse(
+    x: Float[Tensor, "copies k l"], damping: float | Tensor, rows: int, *, in_difference: bool = False
+) -> Float[Tensor, "copies k k"]:
+    """(I + x xᵀ/(rows·λ))⁻¹ of each copy, divided by the rows in a difference, where λ is 1.
 
     It is the identity for copies that are not finite: one that diverged takes nothing from the others.
     """
-    by_kernels = kernels.groupable([x])[0] and min(x.shape[1:]) <= kernels.MOST_INVERTED
-    made = invert([Rows(r, x.shape[1], in_difference=in_difference) for r in (x if by_kernels else [x])], 1.0, "", early=True)
-    found = [one.inverse for one in made if one.inverse is not None]
-    if not found:
-        return _inverses(torch.where(x.isfinite().flatten(1).all(1)[:, None, None], x, 0.0), in_difference=in_difference)
-    if not x.is_cuda and made[0].failures:
+    # With rows over √λ the damping of every copy is 1.
+    x = x * damping.rsqrt()[:, None, None] if isinstance(damping, Tensor) else x
+    if kernels.groupable([x])[0] and x.dtype is torch.float32 and x.shape[1] <= kernels.MOST_INVERTED:
+        return _inverse_by_triton(x.contiguous(), rows, in_difference)
+    if x.is_cuda:
+        inverse = equations.inverse(equations.precise(x), 1 / rows)
+        identity = torch.eye(x.shape[1], dtype=inverse.dtype, device=x.device)
+        inverse = torch.where(equations.is_nan(inverse), 0 * identity if in_difference else identity, inverse).to(x.dtype)
+        return inverse / rows if in_difference else inverse
+    found, failures = cpu.inverse(x, 1 / rows, in_difference)
+    if found is None:
+        finite = x.isfinite().flatten(1).all(1)
+        found, failures = cpu.inverse(torch.where(finite[:, None, None], x, 0.0), 1 / rows, in_difference)
+    if failures:
         warnings.warn(
             "a factorization failed: a copy of the ensemble was damped more in this step", RuntimeWarning, stacklevel=2
         )
-    return torch.stack(found) if by_kernels else found[0]
+    assert found is not None
+    return found / rows if in_difference else found
+
+
+def _inverse_by_triton(x: Float[Tensor, "copies k l"], rows: int, in_difference: bool) -> Float[Tensor, "copies k k"]:
+    from isaac_newton.kernels import inverse_large, inverse_small
+
+    inverses = inverse_small.inverses if x.shape[1] <= kernels.MOST_SMALL else inverse_large.inverses
+    # The kernel divides by the rows that it sees, which are the layer's unless x is on the side of the features.
+    kinds = [inverse_small.SCALED if in_difference else 0] * len(x)
+    made = inverses(x.unbind(), rows / x.shape[1], "", kinds)
+    return torch.stack([inverse for each in made if (inverse := each.inverse) is not None])
 
 
 def _product(
