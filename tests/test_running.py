@@ -596,3 +596,29 @@ def test_momentum_comes_before_the_conditioning_or_after_it() -> None:
             kept = 0.9 * kept + (plain if first else plain @ factor)
             expected -= 0.1 * (kept @ factor if first else kept)
         assert_close(layer.weight, expected)
+
+
+@pytest.mark.parametrize("change", ["nothing", "scaled", "clipped", "added"])
+def test_what_is_added_in_place_after_a_pass_for_somebody_else_is_noticed(change: str) -> None:
+    """The rows of `autograd.grad` count for no parameter, so a gradient that has them too is not that of its rows."""
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 3)
+    handle = isaac.attach(layer, damping=1.0, when="step")
+    layer(torch.randn(4, 5)).square().sum().backward()
+    (other,) = torch.autograd.grad(layer(torch.randn(4, 5)).sum(), layer.weight)
+    gradient = layer.weight.grad
+    changes = {
+        "nothing": lambda: None,
+        "scaled": lambda: gradient.mul_(0.5),
+        "clipped": lambda: gradient.clamp_(-0.1, 0.1),
+        "added": lambda: gradient.add_(other),
+    }
+    changes[change]()
+    plain = gradient.clone()
+    if change == "added":
+        with pytest.warns(RuntimeWarning, match=r"the gradient of 'weight' is not the sum of the backward passes"):
+            handle.step()
+        assert torch.equal(gradient, plain)
+    else:
+        handle.step()
+        assert not torch.equal(gradient, plain)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isaac_newton as isaac
-from isaac_newton.api.extra_passes import collect_output_gradients
+from isaac_newton.api.handle import collect_output_gradients
 from isaac_newton.math.likelihood import BinaryCrossEntropy, CrossEntropy, SquaredError
 from reference import assert_close
 from test_linear_gradients import mlp, record

@@ -99,8 +99,9 @@ class Ensemble(nn.Module):
         """`losses.sum().backward()`, with the extra passes that ζ needs before. The copies do not mix; all targets count."""
         likelihood = likelihood_of(loss_fn) if self.conditions_outputs else None
         if likelihood is not None and self.output_curvature == "empirical":
+            terms = output.shape[1] if likelihood.reduction == "mean" else 1
             for layer in self._layers():
-                layer.terms = output.shape[1] if likelihood.reduction == "mean" else 1
+                layer.output_rows = lambda g: g * terms
         elif likelihood is not None:
             flat = output.detach().flatten(0, 1)
             weights = [p for p in self.parameters() if p.requires_grad]
@@ -111,7 +112,8 @@ class Ensemble(nn.Module):
                 column = likelihood.sample(flat).view_as(output) * scale
                 torch.autograd.grad(output, weights, grad_outputs=column, retain_graph=True, allow_unused=True)
             for layer in self._layers():
-                layer.gbar, layer.collected = torch.cat(layer.collected or [], dim=1), None
+                gbar, layer.collected = torch.cat(layer.collected or [], dim=1), None
+                layer.output_rows = lambda g, gbar=gbar: gbar * math.sqrt(g.shape[1])
         losses.sum().backward()
 
     def separate(self) -> list[nn.Module]:
@@ -144,9 +146,8 @@ class _StackedLinear(nn.Module):
         self._ensemble = [ensemble]
         #: While ḡ is collected: the output gradients seen so far.
         self.collected: list[Tensor] | None = None
-        self.gbar: Tensor | None = None
-        #: For the empirical Fisher: how many terms the loss is the mean of, so that this times g is ḡ.
-        self.terms: int | None = None
+        #: For the backward pass to come: from g, the ḡ whose ḡᵀḡ / rows is the curvature.
+        self.output_rows: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x: Float[Tensor, "copies batch in"]) -> Float[Tensor, "copies batch out"]:
         output: Tensor = _BatchedLinear.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
@@ -157,12 +158,8 @@ class _StackedLinear(nn.Module):
     ) -> Float[Tensor, "copies out in"]:
         """ζ* or ζ of every copy."""
         ensemble, rows, features = self._ensemble[0], a.shape[1], a.shape[2]
-        if self.terms is not None:
-            g = self._condition_outputs(g, g * self.terms)
-            self.terms = None
-        elif ensemble.conditions_outputs and self.gbar is not None:
-            g = self._condition_outputs(g, self.gbar * math.sqrt(rows))
-            self.gbar = None
+        if self.output_rows is not None:
+            g, self.output_rows = self._condition_outputs(g, self.output_rows(g)), None
         if not ensemble.conditions_inputs or rows == 0:
             return torch.bmm(g.mT, a)
         # Where the damping is infinite, the inverse is the identity: the plain gradient.

@@ -2,7 +2,7 @@
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import torch
@@ -14,7 +14,7 @@ from isaac_newton.api.masks import hook_models, unhook_models
 from isaac_newton.api.tied import apart
 from isaac_newton.api.watch import Watch, listed
 from isaac_newton.core import bucket as buckets
-from isaac_newton.core.checks import check_choice
+from isaac_newton.core.checks import check_choice, check_module
 from isaac_newton.core.distributed import Ranks
 from isaac_newton.core.layer import ConditionedLayer, child, live_layers
 from isaac_newton.core.options import BiasMode, Options, OutputCurvature, OutputDamping, Run, Sharing, When
@@ -30,7 +30,8 @@ __all__ = ["Layers", "attach", "detach"]
 AUTO_ROWS = 64
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
-Layers: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
+Predicate: TypeAlias = Callable[[str, nn.Module], bool]
+Layers: TypeAlias = str | Iterable[str] | Predicate
 
 
 def attach(
@@ -137,8 +138,11 @@ def attach(
     _fill_buckets(sites.values())
     _find_time_first(model, sites.values())
     hook_models(model, run)
-    watch = Watch(model, run, sites, lambda name, module: _is_wanted(name, module, layers, exclude))
-    return Handle(model, run, sites, skipped, watch)
+
+    def is_wanted(name: str, module: nn.Module) -> bool:
+        return not _picks(exclude, name, module) and (layers is None or _picks(layers, name, module))
+
+    return Handle(model, run, sites, skipped, Watch(model, run, sites, is_wanted))
 
 
 def _fill_buckets(sites: Iterable[ConditionedLayer]) -> None:
@@ -163,8 +167,7 @@ def _find_time_first(model: nn.Module, sites: Iterable[ConditionedLayer]) -> Non
 
 def detach(model: nn.Module) -> None:
     """Make an attached model what it was. Works on copies and on models loaded from a file, where there is no handle."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    check_module(model)
     modules = set(map(id, model.modules()))
     attached = [site for site in live_layers() if site.is_attached and id(site.module) in modules]
     if not attached:
@@ -182,7 +185,10 @@ def _select(
     model: nn.Module, layers: Layers | None, exclude: str | Iterable[str], run: Run, *, plain_embeddings: bool
 ) -> tuple[dict[str, tuple[nn.Module, Registration]], dict[str, str]]:
     """Split the modules that own parameters into those to condition and those to skip, with reasons."""
-    candidates = _candidates(model)
+    check_module(model)
+    candidates = {name: module for name, module in model.named_modules() if _owns(module) or is_parametrized(module)}
+    if not candidates:
+        raise ValueError(f"{type(model).__name__} has no parameters, so there is no gradient to condition")
     left_out = _left_out(candidates, layers, exclude)
     found = {name: find(module) for name, module in candidates.items()}
     parts = {
@@ -211,16 +217,6 @@ def _select(
     if not chosen:
         raise ValueError("no layer can be conditioned:\n" + "\n".join(f"  {name}: {why}" for name, why in skipped.items()))
     return chosen, skipped
-
-
-def _candidates(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that own parameters."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    candidates = {name: module for name, module in model.named_modules() if owns_weights(module)}
-    if not candidates:
-        raise ValueError(f"{type(model).__name__} has no parameters, so there is no gradient to condition")
-    return candidates
 
 
 def _left_out(candidates: Mapping[str, nn.Module], layers: Layers | None, exclude: str | Iterable[str]) -> dict[str, str]:
@@ -260,20 +256,15 @@ def _served(name: str, module: nn.Module, found: Registration | str, run: Run, p
     return next((why for why, is_met in obstacles.items() if is_met), found)
 
 
-def owns_weights(module: nn.Module) -> bool:
-    """Whether a module has parameters of its own, or a weight that is computed from those of its parametrization."""
-    return is_parametrized(module) or any(True for _ in module.parameters(recurse=False))
-
-
 def _parts(module: nn.Module, registration: Registration) -> list[str]:
     """Submodules whose weights are conditioned with the layer's own, by their names in it."""
-    made_of = (
-        [name for name, _ in module.named_modules() if name.startswith("parametrizations.")] if is_parametrized(module) else []
-    )
-    return [
-        *registration.parts,
-        *(name for name in made_of if any(True for _ in module.get_submodule(name).parameters(recurse=False))),
-    ]
+    inside = [name for name, part in module.named_modules() if name.startswith("parametrizations.") and _owns(part)]
+    return [*registration.parts, *inside]
+
+
+def _owns(module: nn.Module) -> bool:
+    """Whether it has parameters of its own."""
+    return any(True for _ in module.parameters(recurse=False))
 
 
 def _has_computed_weights(module: nn.Module) -> bool:
@@ -283,34 +274,32 @@ def _has_computed_weights(module: nn.Module) -> bool:
 
 
 def _match(candidates: Mapping[str, nn.Module], patterns: Layers, option: str) -> set[str]:
-    """The names that a pattern, several, or a predicate picks; a pattern that picks none is a mistake."""
-    if callable(patterns) and not isinstance(patterns, type | nn.Module):
-        matched = {name for name, module in candidates.items() if patterns(name, module)}
-        if not matched:
+    """The names that a pattern, several, or a predicate picks; one that picks none is a mistake."""
+    found: set[str] = set()
+    for each in _several(patterns, option):
+        names = {name for name, module in candidates.items() if _picks(each, name, module)}
+        if not names and not isinstance(each, str):
             raise ValueError(f"{option}= picks no layer; there are: {listed(candidates)}")
-        return matched
+        if not names:
+            inside = f"{each}.*"
+            better = f"; did you mean {inside!r}?" if any(fnmatch.fnmatchcase(name, inside) for name in candidates) else ""
+            raise ValueError(f"{option}={each!r} matches no layer{better}; there are: {listed(candidates)}")
+        found |= names
+    return found
+
+
+def _several(patterns: Layers, option: str) -> Sequence[str | Predicate]:
+    """The patterns, or the one predicate."""
+    if isinstance(patterns, str) or (callable(patterns) and not isinstance(patterns, type | nn.Module)):
+        return [patterns]
     try:
-        several = [patterns] if isinstance(patterns, str) else list(cast(Iterable[str], patterns))
+        several = list(cast(Iterable[str], patterns))
     except TypeError:
         raise TypeError(f"{option} must be a glob pattern, several, or a function, got {patterns!r}") from None
-    return {name for pattern in several for name in _match_one(candidates, pattern, option)}
-
-
-def _match_one(candidates: Iterable[str], pattern: str, option: str) -> list[str]:
-    """The names that a pattern picks."""
-    if not isinstance(pattern, str):
-        raise TypeError(f"{option} must be glob patterns over module names, got {pattern!r}")
-    names = [name for name in candidates if fnmatch.fnmatchcase(name, pattern)]
-    if not names:
-        inside = f"{pattern}.*"
-        better = f"; did you mean {inside!r}?" if any(fnmatch.fnmatchcase(name, inside) for name in candidates) else ""
-        raise ValueError(f"{option}={pattern!r} matches no layer{better}; there are: {listed(candidates)}")
-    return names
-
-
-def _is_wanted(name: str, module: nn.Module, layers: Layers | None, exclude: str | Iterable[str]) -> bool:
-    """Whether the options of `attach` pick this layer, which came later."""
-    return not _picks(exclude, name, module) and (layers is None or _picks(layers, name, module))
+    for pattern in several:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{option} must be glob patterns over module names, got {pattern!r}")
+    return several
 
 
 def _picks(patterns: Layers, name: str, module: nn.Module) -> bool:

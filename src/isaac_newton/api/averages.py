@@ -1,7 +1,7 @@
 """Second moments that last over steps: their conditioners, and the way to both by the name of a parameter."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -35,22 +35,21 @@ class Averages(Mapping[str, Tensor]):
         return len(self._found)
 
     def __getitem__(self, name: str) -> Tensor:
-        site, known = self._found[name]
-        return _one(site, {where: _mean(moment) for where, moment in known.items()})
+        return self._each(name, lambda mean, dtype: mean)
 
     def factor(self, name: str, damping: Damping) -> Tensor:
         """(I + S/λ)^−p of that."""
         if name not in self._found:
             raise ValueError(f"no second moment of {name!r} has been gathered; there are those of: {', '.join(self) or 'none'}")
-        site, known = self._found[name]
+        site = self._found[name][0]
         strength = number(damping, site.run.step)
-        return _one(site, {where: _factor(_mean(moment), *strength, site, moment.dtype)[0] for where, moment in known.items()})
+        return self._each(name, lambda mean, dtype: _factor(mean, *strength, site, dtype)[0])
 
-
-def _mean(moment: Moment) -> Tensor:
-    mean = moment.mean()
-    assert mean is not None
-    return mean
+    def _each(self, name: str, made_of: Callable[[Tensor, torch.dtype | None], Tensor]) -> Tensor:
+        """One tensor for a parameter, of what is made of each matrix of it."""
+        site, known = self._found[name]
+        means = {where: (mean, moment.dtype) for where, moment in known.items() if (mean := moment.mean()) is not None}
+        return _one(site, {where: made_of(*mean) for where, mean in means.items()})
 
 
 def _one(site: ConditionedLayer, known: Mapping[WeightSlice, Tensor]) -> Tensor:

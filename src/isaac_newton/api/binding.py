@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from isaac_newton import torch_private
 from isaac_newton.core.layer import ConditionedLayer
 
-__all__ = ["notice_unbound", "steppers"]
+__all__ = ["held", "notice_unbound", "steppers"]
 
 
 def notice_unbound(sites: Mapping[str, ConditionedLayer], optimizer: Optimizer) -> None:
@@ -17,7 +17,7 @@ def notice_unbound(sites: Mapping[str, ConditionedLayer], optimizer: Optimizer) 
     waiting = [(site, name) for site in sites.values() for name, gathering in site.gatherings.items() if gathering.grown]
     if not waiting:
         return  # as after each step of an optimizer that is bound
-    mine = _parameters(optimizer)
+    mine = held(optimizer)
     for site, name in waiting:
         parameter = site.module.get_parameter(name)
         if parameter.grad is not None and id(parameter) in mine:
@@ -31,7 +31,7 @@ def steppers(optimizer: object) -> list[Optimizer]:
         if isinstance(optimizer, torch.nn.Module) or not inside:
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         return inside
-    if _parameters(optimizer) <= {number for inner in inside for number in _parameters(inner)}:
+    if held(optimizer) <= {number for inner in inside for number in held(inner)}:
         return inside  # SAM, Lookahead, what trainers put around: they may call the other's step, and skip it
     if not torch_private.runs_step_hooks(optimizer):
         raise ValueError(
@@ -50,13 +50,14 @@ def steppers(optimizer: object) -> list[Optimizer]:
 
 def _inside(optimizer: object) -> Iterator[Optimizer]:
     """The optimizers that this one holds: those with parameters of its own, if it has any."""
-    mine = _parameters(optimizer) if isinstance(optimizer, Optimizer) else set()
+    mine = held(optimizer) if isinstance(optimizer, Optimizer) else set()
     for value in list(getattr(optimizer, "__dict__", {}).values()):
         several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
         for each in several:
-            if isinstance(each, Optimizer) and each is not optimizer and (not mine or mine & _parameters(each)):
+            if isinstance(each, Optimizer) and each is not optimizer and (not mine or mine & held(each)):
                 yield each
 
 
-def _parameters(optimizer: Optimizer) -> set[int]:
+def held(optimizer: Optimizer) -> set[int]:
+    """The parameters that it changes."""
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

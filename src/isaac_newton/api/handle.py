@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -13,20 +13,18 @@ from torch.utils.hooks import RemovableHandle
 
 from isaac_newton.api import report, state
 from isaac_newton.api.averages import Averages
-from isaac_newton.api.binding import steppers
-from isaac_newton.api.computed import raw
-from isaac_newton.api.extra_passes import check_output, collect_output_gradients
+from isaac_newton.api.binding import held, steppers
 from isaac_newton.api.masks import positions, unhook_models
 from isaac_newton.api.step import condition_gradients
+from isaac_newton.api.tied import raw
 from isaac_newton.api.watch import Watch, listed
 from isaac_newton.core.checks import check_count
-from isaac_newton.core.gathering import Gathering
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.options import OutputDamping, Run, is_kfac
 from isaac_newton.core.statistics import Statistics
 from isaac_newton.math.damping import Damping, check
 from isaac_newton.math.equations import precise
-from isaac_newton.math.likelihood import CrossEntropy, LossFunction, check_loss, likelihood_of, scale_of
+from isaac_newton.math.likelihood import CrossEntropy, Likelihood, LossFunction, check_loss, likelihood_of, scale_of
 
 __all__ = ["Handle"]
 
@@ -79,23 +77,21 @@ class Handle:
                 loss_fn(model(x), y).backward()
             print(handle)
         """
-        run, seen = self._run, {}
-        for name, site in self._sites.items():
-            site.statistics.forget()
-            seen[name] = site.statistics.backward_pass
-        before, run.inspecting = run.inspecting, True
-        try:
+        run, found = self._run, {name: site.statistics for name, site in self._sites.items()}
+        for statistics in found.values():
+            statistics.forget()
+        last = {name: statistics.backward_pass for name, statistics in found.items()}
+        with _true(run, "inspecting"):
             yield self.statistics
-        finally:
-            run.inspecting = before
-        missed = [name for name, last in seen.items() if self._sites[name].statistics.missed(last)]
+        blank = [name for name, statistics in found.items() if statistics.effective_rank is None]
+        missed = [name for name in blank if found[name].backward_pass > last[name]]
         if missed and run.options.when == "backward":
             warnings.warn(
                 f"nothing was recorded of {listed(missed)}: handle.inspecting() cannot look into captured steps",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        elif all(site.statistics.effective_rank is None for site in self._sites.values()):
+        elif len(blank) == len(found):
             wanted = "the step" if run.options.when == "step" else "the backward pass"
             warnings.warn(f"nothing was recorded: handle.inspecting() has to hold {wanted}", RuntimeWarning, stacklevel=3)
 
@@ -127,9 +123,9 @@ class Handle:
             raise TypeError(f"mask must be a tensor or None, got {type(value).__name__}")
         if value is not None and self._run.conditions_outputs:
             raise ValueError("ζ needs every row: a mask works with ζ* only (output_damping=math.inf)")
-        run = self._run
-        run.set_mask = run.mask = None if value is None else positions(value)
-        run.differs, run.memory, run.mask_met, run.mask_missed = True, None, False, None
+        self._run.set_mask = None if value is None else positions(value)
+        self._run.take_mask(self._run.set_mask)
+        self._run.differs = True
 
     @property
     def output_damping(self) -> OutputDamping:
@@ -194,7 +190,12 @@ class Handle:
             raise TypeError(f"loss must be the tensor that the loss function returned, got {type(loss).__name__}")
         if not loss.requires_grad:
             raise ValueError("loss has no graph to backpropagate through: compute it with gradients enabled, from output")
-        check_output(output)
+        if not isinstance(output, Tensor):
+            raise TypeError(f"output must be the tensor the loss was computed from, got {type(output).__name__}")
+        if not output.requires_grad:
+            raise ValueError(
+                "output has no graph to backpropagate through: compute it with gradients enabled, and do not detach it"
+            )
         check_loss(loss, output, likelihood)
         if isinstance(likelihood, CrossEntropy):
             likelihood = likelihood.observing(loss, output)
@@ -225,8 +226,7 @@ class Handle:
         for each in steppers(optimizer):
             if any(bound is each for bound, _ in self._bound):
                 raise ValueError("this optimizer is already bound to this handle")
-            ours = set(self._model.parameters())
-            if not any(p in ours for group in each.param_groups for p in group["params"]):
+            if held(each).isdisjoint(map(id, self._model.parameters())):
                 warnings.warn(
                     "this optimizer holds no parameter of the model, so that its steps condition nothing: bind the optimizer "
                     "of the model's own parameters; where it has copies of them, call handle.step() before copying gradients",
@@ -269,13 +269,11 @@ class Handle:
         if closure is None:
             self._step(optimizer)
             return None
-        first = True
+        first = iter([True])
 
         def conditioned() -> Any:
-            nonlocal first
             loss = closure()
-            self._step(optimizer, counts=first)
-            first = False
+            self._step(optimizer, counts=next(first, False))
             return loss
 
         # The closure computes the gradients, so it has to be followed, not preceded.
@@ -291,8 +289,9 @@ class Handle:
     def discard(self) -> None:
         """Forget what was gathered since the last step. Clearing the gradients does that too."""
         self._needs_step("discard")
-        for gathering in self._gatherings():
-            gathering.drop()
+        for site in self._sites.values():
+            for gathering in site.gatherings.values():
+                gathering.drop()
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[None]:
@@ -301,11 +300,9 @@ class Handle:
         with handle.plain():
             loss_fn(model(x), y).backward()
         """
-        before, self._run.is_plain, self._run.differs = self._run.is_plain, True, True
-        try:
+        self._run.differs = True
+        with _true(self._run, "is_plain"):
             yield
-        finally:
-            self._run.is_plain = before
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
@@ -324,15 +321,8 @@ class Handle:
         for site in self._sites.values():
             for name, gathering in site.gatherings.items():
                 gathering.settle(site.module.get_parameter(name))
-        before, self._run.gathering = self._run.gathering, True
-        try:
+        with _true(self._run, "gathering"):
             yield
-        finally:
-            self._run.gathering = before
-
-    def _gatherings(self) -> Iterator[Gathering]:
-        for site in self._sites.values():
-            yield from site.gatherings.values()
 
     def _needs_step(self, name: str) -> None:
         if self._run.options.when != "step":
@@ -341,12 +331,11 @@ class Handle:
             raise ValueError("this handle is detached")
 
     def _step(self, optimizer: torch.optim.Optimizer | None, *, counts: bool = True) -> None:
-        only = None if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        chosen = None if optimizer is None else held(optimizer)
         if counts:
             self._run.count_step(optimizer)
-        condition_gradients(self._sites, only)
+        condition_gradients(self._sites, chosen)
         if self._run.is_warming_up:
-            chosen = None if only is None else {id(parameter) for parameter in only}
             for parameter in self._model.parameters():
                 if chosen is None or id(parameter) in chosen:
                     parameter.grad = None  # an optimizer leaves such a parameter alone, weight decay included
@@ -380,9 +369,32 @@ class Handle:
 
     def __repr__(self) -> str:
         self._settle()
-        watch = self._watch
-        return report.table(self._model, self._run, self._sites, self._skipped, watch.gone, watch.newcomers())
+        return report.table(self._model, self._run, self._sites, self._skipped, self._watch.gone, self._watch.newcomers())
 
     def _settle(self) -> None:
         if sum(site.statistics.settle() for site in self._sites.values()):
             self._run.warn_about_failure()
+
+
+@contextlib.contextmanager
+def _true(run: Run, name: str) -> Iterator[None]:
+    """What this attribute of a run is within a block."""
+    before = getattr(run, name)
+    setattr(run, name, True)
+    try:
+        yield
+    finally:
+        setattr(run, name, before)
+
+
+def collect_output_gradients(
+    run: Run, sites: Iterable[ConditionedLayer], output: Tensor, likelihood: Likelihood, terms: int | Tensor
+) -> None:
+    """The extra passes of ζ: each layer records ḡ, of the loss Hessian's root or of labels drawn anew."""
+    weights = [p for site in sites for p in site.module.parameters() if p.requires_grad]
+    exact, samples = run.options.output_curvature == "exact", run.options.samples
+    scale = (terms if exact else terms * samples) ** -0.5
+    columns = likelihood.root(output.detach()) if exact else (likelihood.sample(output.detach()) for _ in range(samples))
+    with _true(run, "collecting"):
+        for column in columns:
+            torch.autograd.grad(output, weights, grad_outputs=column * scale, retain_graph=True, allow_unused=True)

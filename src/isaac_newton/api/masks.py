@@ -5,7 +5,7 @@ So padding neither counts nor dilutes the curvature.
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,21 +45,19 @@ class _TakesMask:
             self.run.memory = memory, counts
 
     def _counting(self, mask: Tensor) -> Tensor | None:
-        """Which positions count, None if all do."""
-        counts = mask.to(torch.bool, copy=True) if self._is_model else _counting(mask)
+        """Which positions count, in any convention but of models, who all have one; None if all do."""
+        if self._is_model:
+            counts = mask.to(torch.bool, copy=True)
+        elif mask.dtype is torch.bool:
+            counts = mask | ~mask.any()  # all where none would
+        else:
+            counts = torch.where((mask == 1).any(), mask != 0, mask == 0)  # of what is added to scores, those with zero
         # A GPU would wait for the answer.
         if counts.device.type == "cpu" and not torch.compiler.is_compiling():
             if bool(counts.all()):
                 return None  # with nothing to leave out, layers keep the form that is cheapest
             _warn_if_inverted(counts, "the attention_mask that the model was called with")
         return counts
-
-
-def _counting(mask: Tensor) -> Tensor:
-    """Which positions count, in any convention: of what is added to scores, those with zero; all where none would."""
-    if mask.dtype is torch.bool:
-        return mask | ~mask.any()
-    return torch.where((mask == 1).any(), mask != 0, mask == 0)
 
 
 def _is_triangle(mask: Tensor) -> bool:
@@ -106,14 +104,11 @@ def _warn_if_inverted(mask: Tensor, name: str) -> None:
 
 def hook_models(model: nn.Module, run: Run) -> None:
     """Take the mask of every model in here that is called with one; ζ needs every row."""
-    if run.conditions_outputs:
-        return
-    for module, hook in _hooks(model, run, outermost=True, known=set()):
-        run.differs = True
-        module.register_forward_pre_hook(hook, with_kwargs=True)
+    if not run.conditions_outputs:
+        _hook(model, run, outermost=True, known=set())
 
 
-def _hooks(module: nn.Module, run: Run, outermost: bool, known: set[nn.Module]) -> Iterator[tuple[nn.Module, _TakesMask]]:
+def _hook(module: nn.Module, run: Run, outermost: bool, known: set[nn.Module]) -> None:
     """The outermost modules whose forward pass takes an attention mask, and the models inside of them, each once."""
     if module in known:
         return
@@ -124,13 +119,15 @@ def _hooks(module: nn.Module, run: Run, outermost: bool, known: set[nn.Module]) 
             names = list(inspect.signature(module.forward).parameters)
         except (TypeError, ValueError):
             names = []
-        if _NAME in names:
-            yield module, _TakesMask(run, names, outermost, is_model)
-            outermost = False
-        elif not outermost:
-            yield module, _TakesMask(run, (), outermost, is_model)  # what it sees, as images, is not what the mask is of
+        takes = _NAME in names
+        if takes or not outermost:
+            run.differs = True
+            # What another model inside sees, as images, is not what the mask is of.
+            hook = _TakesMask(run, names if takes else (), outermost, is_model)
+            module.register_forward_pre_hook(hook, with_kwargs=True)
+        outermost &= not takes
     for child in module.children():
-        yield from _hooks(child, run, outermost, known)
+        _hook(child, run, outermost, known)
 
 
 def unhook_models(model: nn.Module, run: Run) -> None:

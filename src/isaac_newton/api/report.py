@@ -4,12 +4,13 @@ import itertools
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from isaac_newton.api.computed import made_of, raw
+from isaac_newton.api.tied import made_of, raw
+from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.options import Options, Run
 from isaac_newton.core.statistics import Statistics
 
@@ -19,26 +20,16 @@ __all__ = ["table"]
 LONG = 24
 #: No line is longer.
 WIDTH = 120
+_SHOWN = ("sharing", "max_rows", "keep_norm", "bias", "when", "decay", "refresh", "gather", "warm_up", "power", "spread")
 _COSTS = ("rows", "side", "extra cost", "extra memory")
 #: Shown after an inspection in place of the costs.
 _INSIGHT = {"effective_rank": "effective rank", "largest_curvature": "curvature", "damping": "λ", "angle": "angle to ∇"}
 
 
-class Conditioned(Protocol):
-    """What the table needs to know of a conditioned layer."""
-
-    @property
-    def module(self) -> nn.Module: ...
-    @property
-    def parts(self) -> Mapping[str, nn.Module]: ...
-    @property
-    def statistics(self) -> Statistics: ...
-
-
 def table(
     model: nn.Module,
     run: Run,
-    sites: Mapping[str, Conditioned],
+    sites: Mapping[str, ConditionedLayer],
     skipped: Mapping[str, str],
     gone: Mapping[str, str],
     newcomers: Mapping[str, nn.Module],
@@ -55,7 +46,12 @@ def table(
     """
     there = {id(module): name for name, module in model.named_modules()}
     states = {name: _state(name, site, run, sites, gone, id(site.module) in there) for name, site in sites.items()}
-    lines = _of_conditioned(sites, states, there)
+    lines: dict[str, _Line] = {}
+    for name, site in sites.items():
+        now = there.get(id(site.module), name)
+        lines[now] = _Line(site.module, site, states[name])
+        for part, module in site.parts.items():
+            lines[there.get(id(module), part)] = _Line(module, None, _with(states[name], now))
     for name, user in raw(model, sites).items():
         now = there.get(id(sites[user].module), user)
         lines.setdefault(name, _Line(model.get_submodule(name), None, _with(states[user], now)))
@@ -75,19 +71,8 @@ class _Line(NamedTuple):
     """What is said of a module; `site` where it is conditioned itself."""
 
     module: nn.Module
-    site: Conditioned | None
+    site: ConditionedLayer | None
     verdict: str
-
-
-def _of_conditioned(sites: Mapping[str, Conditioned], states: Mapping[str, str], there: Mapping[int, str]) -> dict[str, _Line]:
-    """The lines of conditioned layers and of their parts, by what they are called now."""
-    lines: dict[str, _Line] = {}
-    for name, site in sites.items():
-        now = there.get(id(site.module), name)
-        lines[now] = _Line(site.module, site, states[name])
-        for part, module in site.parts.items():
-            lines[there.get(id(module), part)] = _Line(module, None, _with(states[name], now))
-    return lines
 
 
 def _newcomer(name: str, module: nn.Module, lines: Mapping[str, _Line]) -> str | None:
@@ -121,7 +106,7 @@ def _rows(layers: Sequence[tuple[str, ...]], seen: Mapping[str, Statistics]) -> 
 
 
 def _state(
-    name: str, site: Conditioned, run: Run, sites: Mapping[str, Conditioned], gone: Mapping[str, str], is_there: bool
+    name: str, site: ConditionedLayer, run: Run, sites: Mapping[str, ConditionedLayer], gone: Mapping[str, str], is_there: bool
 ) -> str:
     """What becomes of a layer's gradient."""
     if not is_there:
@@ -166,7 +151,7 @@ def _alike(layers: Sequence[tuple[str, ...]]) -> list[list[tuple[str, ...]]]:
     return list(groups.values())
 
 
-def _cells(module: nn.Module, site: Conditioned | None, verdict: str) -> tuple[str, ...]:
+def _cells(module: nn.Module, site: ConditionedLayer | None, verdict: str) -> tuple[str, ...]:
     own = list(module.parameters(recurse=False))
     weight = (
         getattr(module, "weight", None)
@@ -192,7 +177,7 @@ def _insight(layers: Sequence[Statistics]) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _summary(model: nn.Module, run: Run, live: Mapping[str, Conditioned]) -> str:
+def _summary(model: nn.Module, run: Run, live: Mapping[str, ConditionedLayer]) -> str:
     covered: dict[int, int] = {}
     for site in live.values():
         own = [*site.module.parameters(), *made_of(site.module)]
@@ -210,24 +195,8 @@ def _summary(model: nn.Module, run: Run, live: Mapping[str, Conditioned]) -> str
 
 def _options(run: Run) -> list[str]:
     """The options that are not those of `attach(model)`."""
-    said = [f"damping={run.damping}"]
-    usual = Options()
-    for name in (
-        "sharing",
-        "max_rows",
-        "keep_norm",
-        "bias",
-        "when",
-        "decay",
-        "refresh",
-        "gather",
-        "warm_up",
-        "power",
-        "spread",
-    ):
-        value = getattr(run.options, name)
-        if value != getattr(usual, name):
-            said.append(f"{name}={value!r}")
+    others = [name for name in _SHOWN if getattr(run.options, name) != getattr(Options, name)]
+    said = [f"damping={run.damping}", *(f"{name}={getattr(run.options, name)!r}" for name in others)]
     if run.conditions_outputs:
         said.append(f"output_damping={run.output_damping}, output_curvature={run.options.output_curvature!r}")
         said += [f"samples={run.options.samples}"] if run.options.samples != 1 else []

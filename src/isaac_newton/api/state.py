@@ -11,22 +11,23 @@ from isaac_newton.core.checks import check_choice, check_count
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.moments import Moment, WeightSlice
 from isaac_newton.core.options import Run
-from isaac_newton.math.damping import Damping, Relative, RelativeTo, check
+from isaac_newton.math.damping import Damping, Relative, RelativeTo, check, number
 
 __all__ = ["load", "saved"]
 
 
 def saved(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping) -> dict[str, Any]:
     """Counters, the damping and the one that `attach` was given, if they are numbers, and running averages."""
+    damping, relative = _written(run.damping)
     return {
         "format": 1,
         "when": run.options.when,
         "share": _share(run),
         "backward_passes": run.backward_passes,
         "steps": run.steps,
-        "damping": _number(run.damping),
-        "relative": _relative_to(run.damping),
-        "given": (_number(given), _relative_to(given)),
+        "damping": damping,
+        "relative": relative,
+        "given": _written(given),
         "curvature": {
             name: {tuple(where): moment.state() for each in site.gatherings.values() for where, moment in each.moments.items()}
             for name, site in sites.items()
@@ -36,20 +37,31 @@ def saved(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping) -> di
 
 
 def load(run: Run, sites: Mapping[str, ConditionedLayer], given: Damping, state: Mapping[str, Any]) -> None:
-    """Go on there."""
+    """Go on there; a damping that `attach` was given anew stays, and so does a schedule."""
     # Everything is looked at before anything is changed.
     _check_origin(run, state)
     curvatures = _curvatures(sites, state)
     passes, steps = (check_count(f"{name} of the state", state[name], 0) for name in ("backward_passes", "steps"))
-    damping = _damping(state)
-    for name, each in curvatures.items():
-        _check_layer(name, sites[name].module, each)
-    before = _as_given(state)
-    is_given_anew = _number(given) is not None and (_number(given), _relative_to(given)) != before
+    damping, before = _damping(state), _as_given(state)
     run.backward_passes, run.steps = passes, steps
-    if damping is not None:
-        _take_damping(run, damping, given, is_given_anew)
-    _take_averages(sites, curvatures)
+    if damping is not None and _written(given)[0] is not None and _written(given) != before:
+        if damping != run.damping:
+            warnings.warn(
+                f"the state has damping={damping}, and this handle was given {given} anew, which stays: set "
+                "handle.damping after loading for the other",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+    elif damping is not None and not callable(run.damping):
+        run.set_damping(damping)
+    moved: dict[torch.device, dict[int, Tensor]] = {}
+    for name, site in sites.items():
+        for gathering in site.gatherings.values():
+            gathering.moments = {}
+        for where, each in curvatures.get(name, {}).items():
+            site.gathering(where.parameter).moments[where] = moment = Moment()
+            device = next(site.module.parameters()).device
+            moment.load(each, device, moved.setdefault(device, {}))
 
 
 def _check_origin(run: Run, state: Mapping[str, Any]) -> None:
@@ -70,15 +82,59 @@ def _check_origin(run: Run, state: Mapping[str, Any]) -> None:
         )
 
 
-def _curvatures(sites: Mapping[str, ConditionedLayer], state: Mapping[str, Any]) -> Mapping[str, Mapping[Any, Any]]:
-    """The averages in a state, by layer and place; all these layers are here."""
+def _curvatures(sites: Mapping[str, ConditionedLayer], state: Mapping[str, Any]) -> dict[str, dict[WeightSlice, Any]]:
+    """The averages in a state, by layer and place; all these layers are here, and of the same sizes."""
     curvatures = state["curvature"]
     if not isinstance(curvatures, Mapping) or not all(isinstance(each, Mapping) for each in curvatures.values()):
         raise TypeError(f"the curvature in a state must be a mapping of mappings, got {curvatures!r}")
     unknown = sorted(str(name) for name in set(curvatures) - set(sites))
     if unknown:
         raise ValueError(f"the state has layers that are not attached here: {', '.join(map(repr, unknown))}")
-    return curvatures
+    found = {name: {WeightSlice(*where): each for where, each in of.items()} for name, of in curvatures.items()}
+    for name, averages in found.items():
+        layer = sites[name].module
+        for where, each in averages.items():
+            _check_fits(name, layer, where, each["average"])
+        for parameter in {where.parameter for where in averages}:
+            end = max(where.stop for where in averages if where.parameter == parameter)
+            there = len(layer.get_parameter(parameter))
+            if end != there:
+                raise ValueError(
+                    f"the state of layer {name!r} was made for {end} rows of its {parameter!r}, and this one has {there}: "
+                    "it is of another model"
+                )
+    return found
+
+
+def _check_fits(name: str, layer: nn.Module, where: WeightSlice, average: Tensor | None) -> None:
+    """Refuse a running average of another width than the layer's."""
+    try:
+        weight = layer.get_parameter(where.parameter)
+    except AttributeError:
+        raise ValueError(
+            f"the state has a parameter {where.parameter!r} of layer {name!r}, which has none of this name"
+        ) from None
+    if average is None:
+        return
+    rows = where.stop - where.start
+    features = rows // max(where.groups, 1) if where.transposed else weight.numel() // max(len(weight), 1)
+    expected = rows if where.groups == 0 else features + (where.bias is not None)
+    if average.shape[-1] != expected or where.stop > len(weight):
+        raise ValueError(
+            f"the state of layer {name!r} was made for {where.stop} outputs and rows of {average.shape[-1]} features, and this "
+            f"one has {len(weight)} and {expected}: it is of another model"
+        )
+
+
+def _share(run: Run) -> str:
+    """Whose averages are in a state: with `spread`, those of one rank."""
+    ranks = run.options.ranks
+    return f"rank {ranks.rank} of {ranks.count}" if run.options.spread and ranks is not None and ranks.count > 1 else "all"
+
+
+def _written(damping: Damping) -> tuple[float | None, RelativeTo]:
+    """λ or ρ, None for a schedule, which nobody can write down; and what it is relative to."""
+    return (None, "") if callable(damping) else number(damping, 0)
 
 
 def _damping(state: Mapping[str, Any]) -> Damping | None:
@@ -90,99 +146,18 @@ def _damping(state: Mapping[str, Any]) -> Damping | None:
     return Relative(damping, to=to) if to else check(damping, "the state's damping")
 
 
-def _check_layer(name: str, layer: nn.Module, averages: Mapping[Any, Any]) -> None:
-    """Refuse the averages of a layer of another size."""
-    ends: dict[str, int] = {}
-    for where, average in averages.items():
-        place = WeightSlice(*where)
-        ends[place.parameter] = max(ends.get(place.parameter, 0), place.stop)
-        _check_fits(name, layer, place, average)
-    for parameter, end in ends.items():
-        there = len(layer.get_parameter(parameter))
-        if end != there:
-            raise ValueError(
-                f"the state of layer {name!r} was made for {end} rows of its {parameter!r}, and this one has {there}: "
-                "it is of another model"
-            )
-
-
-def _take_damping(run: Run, damping: Damping, given: Damping, is_given_anew: bool) -> None:
-    """That of a state, unless `attach` was given another one here, or a schedule."""
-    if not is_given_anew:
-        if not callable(run.damping):
-            run.set_damping(damping)
-    elif damping != run.damping:
-        warnings.warn(
-            f"the state has damping={damping}, and this handle was given {given} anew, which stays: set "
-            "handle.damping after loading for the other",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-def _take_averages(sites: Mapping[str, ConditionedLayer], curvatures: Mapping[str, Mapping[Any, Any]]) -> None:
-    """Those of a state in place of those that are here."""
-    moved: dict[torch.device, dict[int, Tensor]] = {}
-    for name, site in sites.items():
-        for gathering in site.gatherings.values():
-            gathering.moments = {}
-        for where, each in curvatures.get(name, {}).items():
-            place = WeightSlice(*where)
-            site.gathering(place.parameter).moments[place] = moment = Moment()
-            device = next(site.module.parameters()).device
-            moment.load(each, device, moved.setdefault(device, {}))
-
-
-def _share(run: Run) -> str:
-    """Whose averages are in a state: with `spread`, those of one rank."""
-    ranks = run.options.ranks
-    return f"rank {ranks.rank} of {ranks.count}" if run.options.spread and ranks is not None and ranks.count > 1 else "all"
-
-
-def _relative_to(damping: Damping) -> RelativeTo:
-    """What it is relative to."""
-    return damping.to if isinstance(damping, Relative) else ""
-
-
-def _kind(relative: object) -> RelativeTo:
-    """The same from a state; until 0.1 it was True or False."""
-    if isinstance(relative, bool):
-        return "mean" if relative else ""
-    check_choice("what the state's damping is relative to", relative, RelativeTo)
-    return cast(RelativeTo, relative)
-
-
 def _as_given(state: Mapping[str, Any]) -> tuple[object, RelativeTo]:
     """What `attach` was given where the state was made; states of before 0.2 do not say, and have what was current."""
     match state.get("given", (state["damping"], state["relative"])):
-        case (None | int() | float() as number, relative):
-            return number, _kind(relative)
+        case (None | int() | float() as given, relative):
+            return given, _kind(relative)
         case other:
             raise ValueError(f"the state's 'given' must be a number and what it is relative to, got {other!r}")
 
 
-def _number(damping: Damping) -> float | None:
-    """λ or ρ; None for a schedule, which nobody can write down."""
-    if isinstance(damping, Relative):
-        return damping.ratio
-    return damping if isinstance(damping, float) else None
-
-
-def _check_fits(name: str, layer: nn.Module, where: WeightSlice, saved: Mapping[str, Any]) -> None:
-    """Refuse a running average of another width than the layer's."""
-    try:
-        weight = layer.get_parameter(where.parameter)
-    except AttributeError:
-        raise ValueError(
-            f"the state has a parameter {where.parameter!r} of layer {name!r}, which has none of this name"
-        ) from None
-    average, rows = saved["average"], where.stop - where.start
-    if average is None:
-        return
-    features = rows // max(where.groups, 1) if where.transposed else weight.numel() // max(len(weight), 1)
-    expected = rows if where.groups == 0 else features + (where.bias is not None)
-    if average.shape[-1] != expected or where.stop > len(weight):
-        raise ValueError(
-            f"the state of layer {name!r} was made for {where.stop} outputs and rows of {average.shape[-1]} features, and this "
-            f"one has {len(weight)} and {expected}: it is of another model"
-        )
+def _kind(relative: object) -> RelativeTo:
+    """What a state says that its damping is relative to; until 0.1 that was True or False."""
+    if isinstance(relative, bool):
+        return "mean" if relative else ""
+    check_choice("what the state's damping is relative to", relative, RelativeTo)
+    return cast(RelativeTo, relative)

@@ -1,6 +1,5 @@
 """Right before an optimizer's step, with `when="step"`: every gradient is conditioned by what its weight has gathered."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from isaac_newton import torch_private
 from isaac_newton.api.averages import eigenvalues, owns, renew
-from isaac_newton.api.rewrite import Inspect, rewrite
+from isaac_newton.api.rewrite import rewrite
 from isaac_newton.core.conditioner import Conditioner, invert, multiply
 from isaac_newton.core.distributed import Ranks, is_sharded
 from isaac_newton.core.gathering import Gathering
@@ -48,10 +47,9 @@ class _Weight(NamedTuple):
 
 
 @torch.no_grad()
-def condition_gradients(sites: Mapping[str, ConditionedLayer], only: Iterable[Tensor] | None) -> None:
-    """Condition the `.grad` of every weight that gathered curvature, or of those in `only`, and begin to gather anew."""
+def condition_gradients(sites: Mapping[str, ConditionedLayer], chosen: set[int] | None) -> None:
+    """Condition the `.grad` of every weight that gathered curvature, or of those chosen, and begin to gather anew."""
     run = next(iter(sites.values())).run
-    chosen = None if only is None else {id(parameter) for parameter in only}
     ranks = run.options.ranks if run.options.ranks is not None and run.options.ranks.count > 1 else None
     if ranks is not None:
         chosen = _meet(sites, chosen, ranks)
@@ -60,14 +58,19 @@ def condition_gradients(sites: Mapping[str, ConditionedLayer], only: Iterable[Te
     if ranks is None:
         strange = _unseen(sites, chosen) + strange
     for same in _alike(due, ranks):
-        first = same[0]
+        (_, moment, site, parameter) = same[0]
         if ranks is not None:
-            _join(first, sites, ranks)
+            if run.options.spread and moment.owner is None:
+                moment.owner = _least_loaded(sites, ranks)
+            if site.gathers(moment):
+                moment.sum_over(ranks, parameter.device)
         if not run.is_warming_up:
             _condition(same, ranks)
-        elif owns(first.moment, first.site):
-            first.moment.take_in(run.options.decay)
-        _follow(same)
+        elif owns(moment, site):
+            moment.take_in(run.options.decay)
+        for matrix in same:
+            matrix.moment.follow(moment)
+            matrix.moment.clear()
     for weight in weights:
         weight.gathering.consume()
     if strange:
@@ -99,15 +102,6 @@ def _due(weights: Sequence[_Weight], ranks: Ranks | None) -> tuple[list[_Weight]
     due = [weight for weight, state in zip(weights, states, strict=True) if all(state)]
     strange = [child(one.site.name, one.name) for one, (_, explained) in zip(weights, states, strict=True) if not explained]
     return due, strange
-
-
-def _join(matrix: _Matrix, sites: Mapping[str, ConditionedLayer], ranks: Ranks) -> None:
-    """Add up what all ranks have gathered for a matrix, where one of them or each keeps the average."""
-    moment, site = matrix.moment, matrix.site
-    if site.run.options.spread and moment.owner is None:
-        moment.owner = _least_loaded(sites, ranks)
-    if site.gathers(moment):
-        moment.sum_over(ranks, matrix.parameter.device)
 
 
 def _is_due(weight: _Weight) -> tuple[bool, bool]:
@@ -214,27 +208,23 @@ def _sent(moment: Moment, ranks: Ranks, device: torch.device) -> Tensor | None:
 
 def _condition(same: Sequence[_Matrix], ranks: Ranks | None) -> None:
     """Condition the gradients of matrices that have one second moment between them."""
-    (_, moment, site, _), options = same[0], same[0].site.run.options
+    (_, moment, site, parameter), options = same[0], same[0].site.run.options
     if moment.rows and options.keeps_rows:
         _condition_by_rows(same, moment.all_rows())
     else:
         renew(moment, site)
         conditioner = moment.conditioner
         if ranks is not None and moment.owner is not None:
-            conditioner = _sent(moment, ranks, same[0].parameter.device)
+            conditioner = _sent(moment, ranks, parameter.device)
         if conditioner is not None:
+            values = functools.partial(eigenvalues, conditioner, moment.damping, options.power) if owns(moment, site) else None
             for matrix in same:
-                _multiply_by_average(matrix, conditioner, moment.damping)
+                times = conditioner if matrix.where.groups == 0 else functools.partial(_times, conditioner, matrix.site)
+                rewrite(matrix.site, matrix.where, times, values, moment.damping)
     if options.refresh == 1:
         moment.conditioner = None
     if options.decay == 0:
         moment.average = moment.weight = None
-
-
-def _follow(same: Sequence[_Matrix]) -> None:
-    for matrix in same:
-        matrix.moment.follow(same[0].moment)
-        matrix.moment.clear()
 
 
 def _condition_by_rows(same: Sequence[_Matrix], few: Float[Tensor, "groups rows features"]) -> None:
@@ -244,27 +234,22 @@ def _condition_by_rows(same: Sequence[_Matrix], few: Float[Tensor, "groups rows 
     (made,) = invert([Rows(r, r.shape[-2], in_difference=r.shape[-2] < r.shape[-1])], *site.run.damping_now())
     site.fell_back(made.failures)
     for matrix in same:
-        by = dataclasses.replace(made)  # it notes lost digits
-        inspect: Inspect | None = None
-        if site.run.inspecting:
-            inspect = functools.partial(matrix.site.inspect, lambda: equations.spectrum(few), made.damping)
-        rewrite(matrix.site, matrix.where, functools.partial(_times_few, by, matrix.site), inspect=inspect)
+        times = functools.partial(_times_few, made, matrix.site)
+        rewrite(matrix.site, matrix.where, times, functools.partial(equations.spectrum, few), made.damping)
 
 
 def _times_few(by: Conditioner, site: ConditionedLayer, matrix: Tensor) -> Tensor:
-    (done,) = multiply([matrix[0] if len(matrix) == 1 else matrix], [by])
+    by.lost_digits = False  # of another gradient
+    (done,) = multiply([matrix], [by])
     if by.lost_digits:
         site.lost_digits()
-    return done if done.dim() == 3 else done[None]
+    return done
 
 
-def _multiply_by_average(matrix: _Matrix, conditioner: Tensor, damping: float | Tensor) -> None:
-    site = matrix.site
-    inspect: Inspect | None = None
-    if site.run.inspecting and owns(matrix.moment, site):
-        values = functools.partial(eigenvalues, conditioner, damping, site.run.options.power)
-        inspect = functools.partial(site.inspect, values, damping)
-    rewrite(site, matrix.where, functools.partial(_times, conditioner, site), diagonal=conditioner, inspect=inspect)
+def _times(conditioner: Tensor, site: ConditionedLayer, matrix: Tensor) -> Tensor:
+    done = matrix.to(conditioner.dtype) @ conditioner
+    _count_lost_digits(matrix, done, site)
+    return done
 
 
 def _count_lost_digits(before: Tensor, after: Tensor, site: ConditionedLayer) -> None:
@@ -276,9 +261,3 @@ def _count_lost_digits(before: Tensor, after: Tensor, site: ConditionedLayer) ->
         site.fell_back(lost.long())
     elif lost.item():
         site.lost_digits()
-
-
-def _times(conditioner: Tensor, site: ConditionedLayer, matrix: Tensor) -> Tensor:
-    done = matrix.to(conditioner.dtype) @ conditioner
-    _count_lost_digits(matrix, done, site)
-    return done

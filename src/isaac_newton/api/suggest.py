@@ -1,7 +1,7 @@
 """A damping proposed for a model, from what its layers see in one batch."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from isaac_newton.api.attach import attach
+from isaac_newton.core.checks import check_module
 from isaac_newton.core.layer import ConditionedLayer
-from isaac_newton.layers.linear import Linear
 from isaac_newton.math import equations
 
 __all__ = ["Spectrum", "Suggestion", "suggest_damping"]
@@ -114,7 +114,8 @@ def suggest_damping(model: nn.Module, *batch: Any, **named: Any) -> Suggestion:
         *batch: What the model is called with, `model(*batch)`; a single mapping is `model(**batch)`. No targets are needed.
         **named: What it is called with by name.
     """
-    _check_model(model)
+    check_module(model)
+    _check_values(model)
     if not batch and not named:
         raise ValueError("suggest_damping needs a batch to look at: suggest_damping(model, *inputs)")
     if batch and isinstance(batch[0], DataLoader):
@@ -125,16 +126,14 @@ def suggest_damping(model: nn.Module, *batch: Any, **named: Any) -> Suggestion:
         raise ValueError(f"the batch gives no damping: the inputs of {', '.join(map(repr, layers))} are all zero")
     largest, smallest = max(each.largest for each in seen), min(each.mean for each in seen)
     return Suggestion(
-        damping=_where(lambda damping: [(each, damping) for each in seen], largest),
-        relative=_where(lambda ratio: [(each, ratio * each.mean) for each in seen], largest / smallest),
+        damping=_where(seen, [1.0] * len(seen), largest),
+        relative=_where(seen, [each.mean for each in seen], largest / smallest),
         layers=layers,
     )
 
 
-def _check_model(model: nn.Module) -> None:
+def _check_values(model: nn.Module) -> None:
     """Refuse what cannot be run yet."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(
@@ -144,14 +143,13 @@ def _check_model(model: nn.Module) -> None:
             raise ValueError(f"parameter {name!r} has no size yet: run one batch through the model before asking for a damping")
 
 
-def _where(dampings: Callable[[float], Iterable[tuple[Spectrum, float]]], most: float) -> float:
-    """The number at which the dampings made of it take away `SHARE`. That falls from 1 at 0 to 0 at ∞, so there is one."""
+def _where(seen: Sequence[Spectrum], units: Sequence[float], most: float) -> float:
+    """The number at which dampings of so many units take away `SHARE`. That falls from 1 at 0 to 0 at ∞, so there is one."""
     low, high = 0.0, most  # where less than a half is taken away
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        pairs = list(dampings(middle))
-        share = sum(seen.damped(damping) for seen, damping in pairs) / sum(seen.curvature for seen, _ in pairs)
-        low, high = (middle, high) if share > SHARE else (low, middle)
+        damped = sum(each.damped(middle * unit) for each, unit in zip(seen, units, strict=True))
+        low, high = (middle, high) if damped / sum(each.curvature for each in seen) > SHARE else (low, middle)
     return high
 
 
@@ -179,7 +177,11 @@ def _spectra(model: nn.Module, batch: tuple[Any, ...], named: Mapping[str, Any])
             run.row_observer = observe
         stack.enter_context(_as_it_was(model))
         _call(model, batch, named)
-    return {name: _together(name, found[name]) for name in sites if name in found} or _nothing_seen(sites)
+    if not found:
+        raise ValueError(
+            f"the batch went past every layer ({', '.join(map(repr, sites))}): their weights are frozen, or nothing called them"
+        )
+    return {name: _together(name, found[name]) for name in sites if name in found}
 
 
 def _call(model: nn.Module, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -199,14 +201,12 @@ def _call(model: nn.Module, batch: tuple[Any, ...], named: Mapping[str, Any]) ->
 
 def _sites(model: nn.Module) -> dict[str, ConditionedLayer]:
     """The conditioned layers of a model, by name."""
-    sites: dict[str, ConditionedLayer] = {}
-    for name, module in model.named_modules():
-        attached = vars(module).get("forward")
-        if isinstance(attached, ConditionedLayer):
-            sites[name] = attached
-        elif isinstance(module, Linear):
-            sites[name] = module._site
-    return sites
+    return {
+        name: site
+        for name, module in model.named_modules()
+        for site in (vars(module).get("_site"), vars(module).get("forward"))  # of an `isaac_newton.Linear`, or attached
+        if isinstance(site, ConditionedLayer)
+    }
 
 
 def _together(name: str, seen: list[tuple[int, int, Tensor]]) -> Spectrum:
@@ -222,12 +222,6 @@ def _together(name: str, seen: list[tuple[int, int, Tensor]]) -> Spectrum:
         matrices=sum(len(values) for *_, values in seen),
         mean=float(values.sum()) / width,
         eigenvalues=values,
-    )
-
-
-def _nothing_seen(sites: Mapping[str, ConditionedLayer]) -> dict[str, Spectrum]:
-    raise ValueError(
-        f"the batch went past every layer ({', '.join(map(repr, sites))}): their weights are frozen, or nothing called them"
     )
 
 

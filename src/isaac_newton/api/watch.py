@@ -18,7 +18,6 @@ from isaac_newton.core.distributed import is_sharded
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.options import Run
 from isaac_newton.layers import Registration, find
-from isaac_newton.layers.linear import Linear
 
 __all__ = ["Watch", "listed"]
 
@@ -89,10 +88,8 @@ class Watch:
             own = getattr(site.module, "weight", None)
             if isinstance(own, nn.Parameter) and self._run.options.bias == "plain" and not torch_private.is_hooked(own):
                 site.left = []
-        me = weakref.ref(self)
         for parameter, names in users.items():
-            hook = parameter.register_hook(_Arrival(me, names))
-            self._unseen[names[0]].append(hook)
+            self._unseen[names[0]].append(parameter.register_hook(functools.partial(_tell, weakref.ref(self), names)))
 
     def came_past(self, names: Iterable[str], gradient: Tensor) -> None:
         """The weight of these layers received a gradient; one of them should have been seen."""
@@ -111,7 +108,7 @@ class Watch:
         sites = [self._sites[name] for name in names]
         parts = [part for site in sites for part in site.left or ()]
         known = self._run.capture is None and all(site.left is not None for site in sites)
-        if not known or not _adds_up(parts, gradient) or _is_sum_of(parts, gradient):
+        if not known or not _differs(parts, gradient):
             return
         for site in sites:
             site.statistics.elsewhere = True
@@ -132,15 +129,19 @@ class Watch:
         for name, site in self._sites.items():
             if site.statistics.backward_pass == now:
                 if unseen and name in self._unseen:
-                    self._saw(name)
+                    for hook in self._unseen.pop(name):
+                        hook.remove()
+                    self.gone.pop(name, None)
+                    site.left = None
             elif name not in self._looked_for and name not in self._unseen:
                 missing = True
                 self._looked_for.add(name)
         if missing or now >= self._next_look:
             self._next_look = 2 * now
             self.say_what_changed()
-        if run.mask is not None and run.mask_missed is not None:
-            self._say_mask_missed(run.mask, run.mask_missed)
+        # An input did not begin with the mask's shape: one over samples fits all inputs, one over positions fits some.
+        if run.mask is not None and run.mask_missed is not None and (run.mask.dim() == 1 or not run.mask_met):
+            self._say(_MASK, ["mask"], tuple(run.mask.shape), tuple(run.mask_missed))
         if now + 1 >= self._next_look and self._is_on_cpu:
             run.clock.begin()
 
@@ -157,22 +158,11 @@ class Watch:
             self._look_idle *= 2
             self.say_what_changed()
 
-    def _say_mask_missed(self, mask: Tensor, missed: Sequence[int]) -> None:
-        """An input did not begin with the mask's shape: a mask over samples fits all inputs, one over positions fits some."""
-        if mask.dim() == 1 or not self._run.mask_met:
-            self._say(_MASK, ["mask"], tuple(mask.shape), tuple(missed))
-
     def met_frozen(self, name: str) -> None:
         """A layer was called whose weight is frozen."""
         if name in self._trained:
             self._trained.clear()
             self.say_what_changed()
-
-    def _saw(self, name: str) -> None:
-        for hook in self._unseen.pop(name):
-            hook.remove()
-        self.gone.pop(name, None)
-        self._sites[name].left = None
 
     def say_what_changed(self) -> None:
         """Whether the model still consists of what it was."""
@@ -181,15 +171,16 @@ class Watch:
         replaced = [name for name, site in self._sites.items() if site.is_attached and id(site.module) not in there]
         self.gone |= dict.fromkeys(replaced, "replaced")
         self._say(_REPLACED, replaced)
-        self._say(_ADDED, [name for name in came if name not in replaced and self._could_be_conditioned(name, came[name])])
+        self._say(_ADDED, [name for name in came if name not in replaced and self._stays_plain(name, came[name])])
 
     def newcomers(self) -> dict[str, nn.Module]:
         """What was not there when the model was attached."""
         return {name: module for name, module in self._model.named_modules() if module not in self._known}
 
-    def _could_be_conditioned(self, name: str, module: nn.Module) -> bool:
+    def _stays_plain(self, name: str, module: nn.Module) -> bool:
+        """Whether this layer, which came later, is one that `attach` would have conditioned."""
         live = any(p.requires_grad and p.dim() > 1 for p in module.parameters(recurse=False))
-        return live and not isinstance(module, Linear) and isinstance(find(module), Registration) and self._wanted(name, module)
+        return live and isinstance(find(module), Registration) and self._wanted(name, module)
 
     def _say(self, message: str, names: Iterable[str], *about: object) -> None:
         fresh = [name for name in names if (message, name) not in self._said]
@@ -225,32 +216,23 @@ def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
             watch.after_step(optimizer)
 
 
-class _Arrival:
+def _tell(watch: "weakref.ref[Watch]", names: list[str], gradient: Tensor | None) -> None:
     """A hook on a weight none of whose layers was seen so far."""
-
-    def __init__(self, watch: "weakref.ref[Watch]", names: list[str]) -> None:
-        self._watch, self._names = watch, names
-
-    def __call__(self, gradient: Tensor | None) -> None:
-        if torch.compiler.is_compiling() or gradient is None:
-            return
-        watch = self._watch()
-        if watch is not None:
-            watch.came_past(self._names, gradient)
+    told = None if torch.compiler.is_compiling() or gradient is None else watch()
+    if told is not None and gradient is not None:
+        told.came_past(names, gradient)
 
 
-def _adds_up(parts: Sequence[Tensor], gradient: Tensor) -> bool:
-    """Whether the sum of the parts can be told from the gradient."""
+def _differs(parts: Sequence[Tensor], gradient: Tensor) -> bool:
+    """Whether a gradient is not the sum of these parts, as far as one can see."""
     if not parts or len({part.shape for part in parts}) > 1:
         return False
-    return all(part.numel() == gradient.numel() and _is_dense(part) for part in [*parts, gradient])
-
-
-def _is_sum_of(parts: Sequence[Tensor], gradient: Tensor) -> bool:
+    if not all(part.numel() == gradient.numel() and _is_dense(part) for part in [*parts, gradient]):
+        return False
     # Layers may hold it transposed, which norms do not see.
     total = torch.stack([part.detach().double() for part in parts]).sum(0).norm()
     digits = max(torch.finfo(part.dtype).eps for part in [*parts, gradient])
-    return not bool((gradient.detach().double().norm() - total).abs() > 100 * digits * total)
+    return bool((gradient.detach().double().norm() - total).abs() > 100 * digits * total)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -2,9 +2,9 @@
 
 from typing import get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["check_choice", "check_count", "check_flag", "check_share", "check_tensors"]
+__all__ = ["check_choice", "check_count", "check_flag", "check_module", "check_share", "check_tensors"]
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
@@ -33,6 +33,12 @@ def check_share(name: str, value: object, *, below_one: bool = False) -> None:
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not (0 <= value < 1 if below_one else 0 <= value <= 1):
         raise ValueError(f"{name} must be at least 0 and {'below' if below_one else 'at most'} 1, got {value}")
+
+
+def check_module(model: object) -> None:
+    """Refuse what is no model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
 
 
 def check_tensors(weight: object, bias: object, input: object) -> None:

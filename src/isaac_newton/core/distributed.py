@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isaac_newton.torch_private import first_global_row
 
-__all__ = ["Ranks", "first_row", "is_sharded", "keep_own_part", "local", "sum_over_shards", "whole"]
+__all__ = ["Ranks", "first_row", "is_sharded", "keep_own_part", "sum_over_shards"]
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Spec = TypeVar("_Spec")
@@ -62,8 +62,6 @@ class Ranks:
 
     def all_rows(self, r: Float[Tensor, "groups rows features"]) -> Float[Tensor, "groups all features"]:
         """The rows of all ranks, in their order; each rank may have a different number."""
-        if self.count == 1:
-            return r
         counts = [torch.zeros(1, dtype=torch.int64, device=r.device) for _ in range(self.count)]
         dist.all_gather(counts, torch.tensor([r.shape[1]], device=r.device), group=self._group)
         sizes = [int(size) for size in counts]
@@ -79,9 +77,7 @@ class Ranks:
         if self.count == 1:
             return dict(mine)
         forms = {name: (r.shape[0], r.shape[2], r.dtype) for name, r in mine.items()}
-        number = float(zlib.crc32(repr(sorted(forms.items(), key=repr)).encode()))
-        high, low = self.largest([number, -number])
-        everywhere = self.union(forms, news=high != -low)
+        everywhere = self.union(forms, news=not self._agree(repr(sorted(forms.items(), key=repr))))
         device = next(iter(mine.values())).device
         found = {}
         for name, (groups, features, dtype) in everywhere.items():
@@ -91,9 +87,9 @@ class Ranks:
 
     def total(self, name: str, mine: Tensor) -> Tensor:
         """The sum over the ranks of what each has for the layer of this name, at which all must be."""
-        number = float(zlib.crc32(name.encode()))
-        high, low = self.largest([number, -number])
-        if high != -low:
+        if self.count == 1:
+            return mine
+        if not self._agree(name):
             raise RuntimeError(
                 f"this rank is at layer {name!r} of its backward pass and another rank at another one: with process_group=... "
                 "all ranks must use embeddings in one order"
@@ -101,21 +97,24 @@ class Ranks:
         self.add(mine)
         return mine
 
-    def add(self, *tensors: Tensor) -> None:
-        """Replace each tensor by its sum over the ranks."""
-        if self.count > 1:
-            for tensor in tensors:
+    def _agree(self, text: str) -> bool:
+        """Whether all ranks ask with the same text."""
+        number = float(zlib.crc32(text.encode()))
+        high, low = self.largest([number, -number])
+        return high == -low
+
+    def add(self, *tensors: Tensor, owner: int | None = None) -> None:
+        """Replace each tensor by its sum over the ranks; with an owner there only, and on others it is of no use afterwards."""
+        for tensor in tensors:
+            if owner is None:
                 dist.all_reduce(tensor, group=self._group)
+            else:
+                dist.reduce(tensor, self._everywhere(owner), group=self._group)
 
     @property
     def rank(self) -> int:
         """The number of this one."""
         return dist.get_rank(self._group) if self.count > 1 else 0
-
-    def add_at(self, owner: int, *tensors: Tensor) -> None:
-        """Replace each tensor by its sum over the ranks, on one of them; on the others it is of no use afterwards."""
-        for tensor in tensors:
-            dist.reduce(tensor, self._everywhere(owner), group=self._group)
 
     def send(self, owner: int, tensor: Tensor) -> None:
         """Replace a tensor by that of one rank."""
@@ -127,8 +126,6 @@ class Ranks:
 
     def union(self, known: Mapping[_Key, _Spec], *, news: bool) -> dict[_Key, _Spec]:
         """What any rank knows, in one order for all; exchanged only if some rank has `news`."""
-        if self.count == 1:
-            return dict(known)
         merged = dict(known)
         if any(self.largest([float(news)])):
             everyone: list[dict[_Key, _Spec]] = [{} for _ in range(self.count)]
@@ -161,23 +158,11 @@ def first_row(tensor: Any) -> int:
     return first_global_row(tensor)
 
 
-def local(tensor: Any) -> Tensor:
-    """The part of a sharded tensor that is here; writing to it changes the tensor."""
-    part: Tensor = tensor.to_local()
-    return part
-
-
 def sum_over_shards(tensor: Any, numbers: Tensor) -> None:
     """Add up what each rank has computed of its shard of a tensor."""
     for dimension, placement in enumerate(tensor.placements):
         if placement.is_shard():
             dist.all_reduce(numbers, group=tensor.device_mesh.get_group(dimension))
-
-
-def whole(tensor: Any) -> Tensor:
-    """All of a sharded tensor; every rank must ask."""
-    full: Tensor = tensor.full_tensor()
-    return full
 
 
 def keep_own_part(tensor: Any, full: Tensor) -> None:

@@ -214,15 +214,11 @@ class Gathering:
             if self._lent_at not in (-1, version) and not self._run.bound:
                 self._run.note_dropped(changed=True)  # who changes the weights, changes them by plain gradients
             self._lent_at = version
-        if self._is_lent and self._home is None:
-            self._keep(parameter.grad)
-
-    def _keep(self, gradient: Tensor | None) -> None:
-        """Of passes whose gradient went elsewhere: what is added to this one in place afterwards can be seen then."""
-        if gradient is not None and gradient.layout is torch.strided:
+        gradient = parameter.grad
+        if self._is_lent and self._home is None and gradient is not None and gradient.layout is torch.strided:
             version = torch_private.version(gradient)
             if self._left is None or self._left[1] != version:
-                self._left = gradient.detach().clone(), version
+                self._left = gradient.detach().clone(), version  # what is added to it in place afterwards can be seen then
 
     def _remember(self, parameter: Tensor) -> None:
         gradient, self._changes = parameter.grad, torch_private.version(parameter)

@@ -5,7 +5,8 @@ could not keep rows themselves: rows hold the graph that holds the nodes, and no
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,30 +25,27 @@ Tensors: TypeAlias = Sequence[Tensor]
 RowsOf: TypeAlias = Callable[..., Tensors]
 
 
-class LateOperation(Protocol):
-    """A function of weights that returns tensors."""
+@dataclass(frozen=True, eq=False)
+class LateOperation:
+    """A function of weights that returns tensors.
 
-    @property
-    def matrices(self) -> Sequence[tuple[int, int | None]]:
-        """Where in the list of weights each matrix stands, and where its bias."""
+    Attributes:
+        results: The function.
+        keep: What rows are made of, from results and weights.
+        rows_of: Makes rows of what was kept. It holds no tensor of the graph itself.
+        matrices: Where in the list of weights each matrix stands, and where its bias.
+        mask: Which positions count.
+    """
 
-    @property
-    def mask(self) -> Tensor | None:
-        """Which positions count."""
-
-    @property
-    def rows_of(self) -> RowsOf:
-        """Makes rows of what was kept. It holds no tensor of the graph itself."""
-
-    def __call__(self, weights: Tensors) -> tuple[Tensor, ...]:
-        """The results."""
-
-    def keep(self, results: Tensors, weights: Tensors) -> Tensors:
-        """What rows are made of."""
+    results: Callable[[Tensors], Tensors]
+    keep: Callable[[Tensors, Tensors], Tensors]
+    rows_of: RowsOf
+    matrices: Sequence[tuple[int, int | None]]
+    mask: Tensor | None
 
 
 def apply_late(operation: LateOperation, weights: Tensors, layer: ConditionedLayer) -> tuple[Tensor, ...]:
-    """`operation(weights)`, bit for bit; the gradient of each matrix will be conditioned by the rows that this gives."""
+    """The results, bit for bit; the gradient of each matrix will be conditioned by the rows that this gives."""
     if traced.is_traced():
         return _traced(operation, weights, layer)
     uses: list[Use | None] = []
@@ -65,7 +63,7 @@ def apply_late(operation: LateOperation, weights: Tensors, layer: ConditionedLay
         for name in rest:
             assert place is not None
             names[place] = name
-    results = operation(names)
+    results = tuple(operation.results(names))
     if not any(uses):
         return results
     kept = operation.keep(results, names)
@@ -170,10 +168,10 @@ def _traced(operation: LateOperation, weights: Tensors, layer: ConditionedLayer)
     """
     names = list(weights)
     for _ in range(2):
-        kept = operation.keep(operation(names), names)
+        kept = operation.keep(operation.results(names), names)
         for (matrix, place), r in zip(operation.matrices, operation.rows_of(*kept), strict=True):
             bias = None if place is None else weights[place]
             names[matrix], name = traced.condition(weights[matrix], bias, r, layer, sequence, False, operation.mask)
             if place is not None and name is not None:
                 names[place] = name
-    return operation(names)
+    return tuple(operation.results(names))

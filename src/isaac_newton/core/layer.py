@@ -310,7 +310,7 @@ class ConditionedLayer:
         """Note that a gradient came whose rows are not looked at."""
         self.run.enter_pass()
         self.gathering(where.parameter).enter(self.module.get_parameter(where.parameter))
-        self.statistics.note_pass(self.run.backward_passes)
+        self.statistics.backward_pass = self.run.backward_passes  # its sizes stay those of the last one with rows
         if self.left is not None:
             self.left.append(gradient)
 

@@ -126,15 +126,18 @@ class Moment:
 
     def all_rows(self) -> Float[Tensor, "groups rows features"]:
         """The rows, where they were kept."""
-        r = self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows, dim=1)
+        r = self._together()
         # Of the rows that were forgotten on the device, zeros are left: the others make up for their number.
         return r * (r.shape[1] / self.count).sqrt().to(r.dtype) if isinstance(self.count, Tensor) else r
+
+    def _together(self) -> Float[Tensor, "groups rows features"]:
+        return self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows, dim=1)
 
     def product(self) -> Tensor | None:
         """Σ rᵀr so far; None if nothing was gathered."""
         if not self.rows:
             return self.sum
-        r = self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows, dim=1)
+        r = self._together()
         r = r.to(_wide(r.dtype, r.device))
         return r.mT @ r
 
@@ -147,10 +150,7 @@ class Moment:
         elif total is self.sum:
             total = total.clone()  # another moment may have it too
         count = torch.as_tensor(self.count, dtype=torch.float64, device=device)
-        if self.owner is None:
-            ranks.add(total, count)
-        else:
-            ranks.add_at(self.owner, total, count)
+        ranks.add(total, count, owner=self.owner)
         self.rows, self.sum, self.count = [], total, count.to(total.dtype)
 
     def clear(self) -> None:

@@ -31,15 +31,12 @@ class _Call(NamedTuple):
     is_plain: bool
     shape: torch.Size
 
-    def is_like(self, other: "_Call") -> bool:
-        return self.mask is other.mask and self.is_plain == other.is_plain and self.shape == other.shape
-
 
 class Repeats:
     """Of one layer: the calls since the last backward pass that may be repeated."""
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
+        self._calls: dict[tuple[int, bool, torch.Size], _Call] = {}
         self._noted_at = -1
 
     def __getstate__(self) -> dict[str, object]:
@@ -47,30 +44,26 @@ class Repeats:
 
     def found(self, name: str, run: Run, x: object, *, training: bool) -> tuple[Tensor | None, bool]:
         """The mask of this call, and whether its gradients are to stay plain."""
-        if not isinstance(x, Tensor):
-            return run.mask, run.is_plain
-        mask = run.mask
-        if run.memory is not None and x is run.memory[0]:
-            mask = run.memory[1]
-        if torch.compiler.is_compiling():
+        mask = run.memory[1] if run.memory is not None and x is run.memory[0] else run.mask
+        if not isinstance(x, Tensor) or torch.compiler.is_compiling():
             return mask, run.is_plain
+        call = _Call(mask, run.is_plain, x.shape)
         if torch_private.current_pass() >= 0:
-            call = self._first(_Call(mask, run.is_plain, x.shape), name, run)
-            return call.mask, call.is_plain
-        if torch_private.saves_elsewhere() or (training and not torch.is_grad_enabled()):
-            self._note(_Call(mask, run.is_plain, x.shape), run)
-        return mask, run.is_plain
+            call = self._first(call, name, run)
+        elif torch_private.saves_elsewhere() or (training and not torch.is_grad_enabled()):
+            self._note(call, run)
+        return call.mask, call.is_plain
 
     def _note(self, call: _Call, run: Run) -> None:
         if self._noted_at != run.backward_passes:
             self._noted_at = run.backward_passes
             self._calls.clear()
-        if len(self._calls) < _MOST and not any(call.is_like(other) for other in self._calls):
-            self._calls.append(call)
+        if len(self._calls) < _MOST:
+            self._calls.setdefault((id(call.mask), call.is_plain, call.shape), call)
 
     def _first(self, repeat: _Call, name: str, run: Run) -> _Call:
         """The call that this one repeats."""
-        calls = [call for call in self._calls if call.shape == repeat.shape]
+        calls = [call for call in self._calls.values() if call.shape == repeat.shape]
         if not calls:
             return repeat
         if len(calls) > 1 and not torch_private.saves_elsewhere() and run.is_news("repeats"):

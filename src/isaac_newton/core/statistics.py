@@ -1,5 +1,6 @@
 """What happened in one layer in its last backward pass, what conditioning cost it, and on request what it did."""
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -11,69 +12,42 @@ from torch import Tensor
 __all__ = ["Statistics"]
 
 
-class _Use(NamedTuple):
-    """The sizes of one use of a layer."""
-
-    total: int
-    rows: int
-    features: int
-    outputs: int
-    groups: int
-    own_rows: bool
-
-    @property
-    def side(self) -> Literal["rows", "features"]:
-        return "rows" if self.rows < self.features else "features"
-
-    @property
-    def own(self) -> int:
-        return 3 * self.groups * self.total * self.features * self.outputs
-
-    @property
-    def extra(self) -> int:
-        small, large = min(self.rows, self.features), max(self.rows, self.features)
-        # Gram matrix, Cholesky factor and inverse of the smaller side
-        cost = small**2 * large + small**3 // 2
-        if self.side == "features":
-            cost += self.outputs * self.features**2
-        elif self.own_rows:
-            cost += self.rows**2 * min(self.features, self.outputs)
-        else:
-            cost += 2 * self.rows * self.features * self.outputs + self.rows**2 * self.outputs
-        return self.groups * cost
-
-    @property
-    def size(self) -> int:
-        return 4 * self.groups * min(self.rows, self.features) ** 2
-
-
-class _Lookup(NamedTuple):
-    """The same of an embedding."""
+class _Cost(NamedTuple):
+    """Of one use: rows of the conditioner, which of its sides is inverted, multiply-adds, bytes, numbers in the weight."""
 
     rows: int
-    width: int
-    side: Literal["counts"] = "counts"
-    size: int = 0
-
-    @property
-    def own(self) -> int:
-        return 2 * self.rows * self.width
-
-    @property
-    def extra(self) -> int:
-        return self.rows * self.width
+    side: Literal["rows", "features", "counts"]
+    own: int
+    extra: int
+    bytes: int
+    weight: int = 0
 
 
-@dataclass
-class _Inspected:
-    """What one backward pass or step has shown so far."""
+@functools.lru_cache(maxsize=4096)
+def _cost(total: int, rows: int, features: int, outputs: int, groups: int, own_rows: bool) -> _Cost:
+    small, large = min(rows, features), max(rows, features)
+    # Gram matrix, Cholesky factor and inverse of the smaller side
+    extra = small**2 * large + small**3 // 2
+    if rows >= features:
+        extra += outputs * features**2
+    elif own_rows:
+        extra += rows**2 * min(features, outputs)
+    else:
+        extra += 2 * rows * features * outputs + rows**2 * outputs
+    side: Literal["rows", "features"] = "rows" if rows < features else "features"
+    weight = groups * features * outputs
+    return _Cost(rows, side, 3 * total * weight, groups * extra, 4 * groups * small**2, weight)
+
+
+class _Inspected(NamedTuple):
+    """What one matrix, or one for each group, has shown in a backward pass or step."""
 
     occasion: int
-    ranks: list[float] = field(default_factory=list)
-    dampings: list[float] = field(default_factory=list)
-    largest: list[float] = field(default_factory=list)
+    ranks: list[float]
+    damping: float
+    largest: float
     #: ⟨∇, ζ⟩, ⟨∇, ∇⟩, ⟨ζ, ζ⟩
-    products: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    products: list[float]
 
 
 @dataclass
@@ -101,12 +75,11 @@ class Statistics:
     damping: float | None = None
     angle: float | None = None
     elsewhere: bool = False
-    #: Sizes, not costs: layers note them in every backward pass, and hardly anybody asks. How often each was seen, the last
-    #: one last; so it stays short even where `backward_passes` is held at one number.
-    _uses: dict[_Use | _Lookup, int] = field(default_factory=dict, repr=False)
-    #: What was noted in the last pass, if that was one use only.
+    #: How often each was seen, the last one last; so it stays short even where `backward_passes` is held at one number.
+    _uses: dict[_Cost, int] = field(default_factory=dict, repr=False)
+    #: The sizes of the only use of the last pass, if there was one only.
     _once: tuple[Any, ...] | None = field(default=None, repr=False)
-    _inspected: "_Inspected | None" = field(default=None, repr=False)
+    _inspected: list[_Inspected] = field(default_factory=list, repr=False)
     _on_device: Tensor | None = field(default=None, repr=False)
 
     @property
@@ -132,13 +105,12 @@ class Statistics:
     @property
     def extra_bytes(self) -> int:
         """The inverse, in float32."""
-        return sum(use.size * times for use, times in self._uses.items())
+        return sum(use.bytes * times for use, times in self._uses.items())
 
     @property
     def weight_size(self) -> int:
         """Numbers in the gradient that was multiplied last; 0 before the first backward pass and for embeddings."""
-        last = next(reversed(self._uses)) if self._uses else None
-        return last.groups * last.features * last.outputs if isinstance(last, _Use) else 0
+        return next(reversed(self._uses)).weight if self._uses else 0
 
     def count_on_device(self, failures: Tensor) -> None:
         """Add up failures where they are known, in memory that a replayed graph adds to as well."""
@@ -162,49 +134,38 @@ class Statistics:
             self.backward_pass = backward_pass
         else:
             groups = shape[0] if len(shape) > 2 else 1
-            self._note(backward_pass, _Use(total, shape[-2], shape[-1], outputs, groups, own_rows), sizes)
+            self._note(backward_pass, _cost(total, shape[-2], shape[-1], outputs, groups, own_rows))
+            self._once = sizes if sum(self._uses.values()) == 1 else None
 
     def note_counts(self, backward_pass: int, tokens: int, width: int) -> None:
         """Record a use of an embedding: one division for each number that came out, and no matrix."""
-        self._note(backward_pass, _Lookup(tokens, width), None)
+        self._note(backward_pass, _Cost(tokens, "counts", 2 * tokens * width, tokens * width, 0))
 
-    def note_pass(self, backward_pass: int) -> None:
-        """Record a backward pass in which a layer took no rows: its sizes stay those of the last one in which it did."""
-        self.backward_pass = backward_pass
-
-    def _note(self, backward_pass: int, use: _Use | _Lookup, noted: tuple[Any, ...] | None) -> None:
+    def _note(self, backward_pass: int, cost: _Cost) -> None:
         if backward_pass != self.backward_pass:
             self.backward_pass, self._uses = backward_pass, {}
-        self._once = None if self._uses else noted
-        self._uses[use] = self._uses.pop(use, 0) + 1
+        self._uses[cost] = self._uses.pop(cost, 0) + 1
 
     def inspect(
         self, occasion: int, values: Float[Tensor, "*groups small"], damping: float, plain: Tensor, conditioned: Tensor
     ) -> None:
         """Record what conditioning did to one matrix, or to one for each group, in this backward pass or step."""
-        if self._inspected is None or self._inspected.occasion != occasion:
-            self._inspected = _Inspected(occasion)
-        seen = self._inspected
         groups = values.reshape(-1, values.shape[-1])
-        for share in (groups / (groups + damping)).sum(-1).tolist():
-            seen.ranks.append(share)
-            seen.dampings.append(damping)
-        if groups.numel():
-            seen.largest.append(groups.max().item())
+        ranks = (groups / (groups + damping)).sum(-1).tolist()
         before, after = plain.detach().double().reshape(-1), conditioned.detach().double().reshape(-1)
-        for number, (x, y) in enumerate([(before, after), (before, before), (after, after)]):
-            seen.products[number] += torch.dot(x, y).item()
-        self.effective_rank = math.fsum(seen.ranks) / max(len(seen.ranks), 1)
-        self.damping = math.fsum(seen.dampings) / max(len(seen.dampings), 1)
-        self.largest_curvature = max(seen.largest, default=0.0)
-        together, *lengths = seen.products
+        products = [torch.dot(x, y).item() for x, y in ((before, after), (before, before), (after, after))]
+        seen = [each for each in self._inspected if each.occasion == occasion]
+        seen.append(_Inspected(occasion, ranks, damping, groups.max().item() if groups.numel() else 0.0, products))
+        self._inspected = seen
+        count = max(sum(len(each.ranks) for each in seen), 1)
+        self.effective_rank = math.fsum(rank for each in seen for rank in each.ranks) / count
+        self.damping = math.fsum(each.damping for each in seen for _ in each.ranks) / count
+        self.largest_curvature = max(each.largest for each in seen)
+        together, *lengths = map(sum, zip(*(each.products for each in seen), strict=True))
         size = math.sqrt(lengths[0]) * math.sqrt(lengths[1])
         self.angle = math.degrees(math.acos(max(-1.0, min(1.0, together / size)))) if size > 0 else None
 
     def forget(self) -> None:
         """Before a new inspection: what an earlier one recorded."""
-        self.effective_rank = self.largest_curvature = self.damping = self.angle = self._inspected = None
-
-    def missed(self, last: int) -> bool:
-        """Whether there was a backward pass after that one of which an inspection recorded nothing."""
-        return self.backward_pass > last and self.effective_rank is None
+        self.effective_rank = self.largest_curvature = self.damping = self.angle = None
+        self._inspected = []

@@ -32,7 +32,7 @@ def _patches(*how: Any) -> Patches:
 
 
 def _places(layer: Any) -> Patches:
-    """The places of a convolution's output: what a kernel of one place would see."""
+    """The places of a convolution's output, or of a transposed one's input: what a kernel of one place would see."""
     ones = (1,) * len(layer.kernel_size)
     return _patches(ones, ones, (0,) * len(ones), ones, layer.groups)
 
@@ -72,7 +72,7 @@ def _conv_transpose(layer: Any, site: ConditionedLayer, input: Tensor, output_si
     outputs: Arrange = _patches(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups)
     if any(map(operator.ge, output_padding, layer.stride)):
         outputs = _Footprints(outputs, tuple(input.shape[-space:]))
-    return apply(forward, input, layer.weight, None, site, _Places(space, layer.groups), transposed=True, outputs=outputs)
+    return apply(forward, input, layer.weight, None, site, _places(layer), transposed=True, outputs=outputs)
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,3 @@ class _Footprints:
     def __call__(self, x: Tensor) -> tuple[Tensor, int]:
         view, space = self.arrange(x)
         return view[:, :, *(slice(size) for size in self.places)], space
-
-
-@dataclass(frozen=True)
-class _Places:
-    """The places of a transposed convolution's input: (groups, samples, *places, channels of the group)."""
-
-    space: int
-    groups: int
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, int]:
-        x = x if x.dim() == self.space + 2 else torch.unsqueeze(x, 0)
-        x = x.unflatten(1, (self.groups, x.shape[1] // self.groups))
-        return x.movedim(1, 0).movedim(2, -1), self.space

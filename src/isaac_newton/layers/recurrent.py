@@ -19,7 +19,7 @@ from torch.nn.modules import rnn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from isaac_newton.core.gradient import condition
-from isaac_newton.core.late import apply_late
+from isaac_newton.core.late import LateOperation, apply_late
 from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.rows import cast, working_dtype
 from isaac_newton.layers.borrowed import names_of, over
@@ -90,14 +90,21 @@ def _stack(kernel: Callable[..., Any]) -> Callable[..., Any]:
         else:
             sizes, start, weights, has_bias, count, dropout, training, both = args
         x = x.transpose(0, 1) if batch_first else x
-        each, directions = len(weights) // count, 2 if both else 1
+        each, site = len(weights) // count, _site()
+        reduce, mask = site.run.options.sharing == "reduce", site.run.mask
+        if sizes is not None:
+            # Rows that do not exist are not there; what a mask says of sequences side by side, packing has done.
+            samples = torch.arange(int(sizes[0]), device=x.device)[:, None]
+            mask = samples < sizes.to(x.device) if reduce else None
+        projects = not isinstance(start, Tensor) and start[0].shape[-1] != start[1].shape[-1]
+        rows_of = _RowsOf(sizes, 2 if both else 1, projects, reduce or mask is not None, mask)
         ends: list[tuple[Tensor, ...]] = []
         with _quiet_about_chunks() if x.is_cuda and count > 1 else contextlib.nullcontext():
             for number in range(count):
-                here = slice(number * directions, (number + 1) * directions)
+                here = slice(number * rows_of.directions, (number + 1) * rows_of.directions)
                 begin = start[here] if isinstance(start, Tensor) else tuple(state[here] for state in start)
-                layer = _Layer(kernel, x, sizes, begin, (has_bias, training), directions, _site())
-                x, *end = apply_late(layer, weights[number * each : (number + 1) * each], _site())
+                layer = _layer(kernel, x, begin, has_bias, training, rows_of)
+                x, *end = apply_late(layer, weights[number * each : (number + 1) * each], site)
                 ends.append(tuple(end))
                 if dropout and training and number < count - 1:
                     x = F.dropout(x, dropout)
@@ -115,61 +122,30 @@ def _quiet_about_chunks() -> Iterator[None]:
         yield
 
 
-class _Layer:
+def _layer(
+    kernel: Callable[..., Any], x: Tensor, start: State, has_bias: bool, training: bool, rows_of: "_RowsOf"
+) -> LateOperation:
     """One layer of a stack, in one direction or both."""
+    sizes, directions, projects = rows_of.sizes, rows_of.directions, rows_of.projects
+    own = 2 + 2 * has_bias + projects
+    places = [(0, 2 if has_bias else None), (1, 3 if has_bias else None), *([(own - 1, None)] if projects else [])]
+    matrices = [(own * n + at, None if bias is None else own * n + bias) for n in range(directions) for at, bias in places]
 
-    def __init__(
-        self,
-        kernel: Callable[..., Any],
-        x: Tensor,
-        sizes: Tensor | None,
-        start: State,
-        how: tuple[bool, bool],
-        directions: int,
-        site: ConditionedLayer,
-    ) -> None:
-        self._kernel, self._x, self._sizes, self._start = kernel, x, sizes, start
-        (has_bias, self._training), self._directions = how, directions
-        self._has_bias = has_bias
-        reduce, mask = site.run.options.sharing == "reduce", site.run.mask
-        if sizes is not None:
-            # Rows that do not exist are not there; what a mask says of sequences side by side, packing has done.
-            samples = torch.arange(int(sizes[0]), device=x.device)[:, None]
-            mask = samples < sizes.to(x.device) if reduce else None
-        by_sample = reduce or mask is not None
-        projects = not isinstance(start, Tensor) and start[0].shape[-1] != start[1].shape[-1]
-        self.mask = mask
-        self.rows_of = _RowsOf(sizes, by_sample, directions, projects)
-        own = 2 + 2 * has_bias + projects
-        self.matrices = [
-            place
-            for first in range(0, own * directions, own)
-            for place in [
-                (first, first + 2 if has_bias else None),
-                (first + 1, first + 3 if has_bias else None),
-                *([(first + own - 1, None)] if projects else []),
-            ]
-        ]
+    def results(weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        lengths, last = ((), (False,)) if sizes is None else ((sizes,), ())
+        found: Sequence[Tensor] = kernel(
+            x, *lengths, start, list(weights), has_bias, 1, 0.0, training, directions == 2, *last
+        )  # outputs and last states
+        return found
 
-    def __call__(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Outputs and last states."""
-        lengths = () if self._sizes is None else (self._sizes,)
-        last = (False,) if self._sizes is None else ()
-        how = (self._has_bias, 1, 0.0, self._training, self._directions == 2, *last)
-        results: tuple[Tensor, ...] = self._kernel(self._x, *lengths, self._start, list(weights), *how)
-        return results
+    def keep(results: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+        outputs = zip(results[0].chunk(directions, -1), _hidden(start), strict=True)
+        # Copies, so that who changes the output in place does not change the rows.
+        before = [rows_of.before(output, first, backwards=n == 1) for n, (output, first) in enumerate(outputs)]
+        # Where hidden states are projected, what that is computed from again.
+        return [x, *before, *([start[1], *weights] if projects else [])]
 
-    def keep(self, results: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs and hidden states; where these are projected, what that is computed from again."""
-        outputs = results[0].chunk(self._directions, -1)
-        first, times = _hidden(self._start), self.rows_of
-        kept = [self._x]
-        for number, (output, start) in enumerate(zip(outputs, first, strict=True)):
-            # A copy, so that who changes the output in place does not change the rows.
-            kept.append(times.before(output, start, backwards=number == 1))
-        if times.projects:
-            kept += [self._start[1], *weights]
-        return kept
+    return LateOperation(results, keep, rows_of, matrices, rows_of.mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,9 +153,10 @@ class _RowsOf:
     """What each matrix of a layer multiplies, from what was kept; (length, samples, features), or packed, one after another."""
 
     sizes: Tensor | None
-    by_sample: bool
     directions: int
     projects: bool
+    by_sample: bool
+    mask: Tensor | None
 
     def __call__(self, x: Tensor, *kept: Tensor) -> list[Tensor]:
         """Rows of inputs, of hidden states, and of what is projected, for each direction."""

@@ -21,13 +21,7 @@ _AdapterT = TypeVar("_AdapterT", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Registration:
-    """An adapter and what it covers.
-
-    `parts` are submodules whose weights the adapter conditions with the layer's own. `outputs` says whether it can
-    condition the output side too (ζ), always or with output_curvature="empirical" only. `gathers` says whether it can wait
-    for the optimizer's step and for other ranks. `refuse` may name a reason why one particular layer of the type cannot be
-    conditioned.
-    """
+    """An adapter and what it covers, as `register` was told."""
 
     adapter: Adapter
     parts: Sequence[str] = ()

@@ -61,18 +61,7 @@ def zeta_star(g: Float[Tensor, "rows out"], a: Float[Tensor, "rows in"], damping
     """
     check_damping(damping)
     _check_matrices(g=g, a=a)
-    rows, features = a.shape
-    dtype = torch.promote_types(g.dtype, a.dtype)
-    g, a = precise(g), precise(a)
-    if rows == 0 or features == 0:
-        return (g.mT @ a).to(dtype)
-    if rows >= features:
-        conditioned = (g.mT @ a) @ inverse(a.mT, _scale(rows, damping))
-    elif g.shape[1] <= features:
-        conditioned = (inverse(a, _scale(rows, damping)) @ g).mT @ a
-    else:
-        conditioned = g.mT @ (inverse(a, _scale(rows, damping)) @ a)
-    return conditioned.to(dtype)
+    return (precise(g).mT @ condition_rows(precise(a), damping)).to(torch.promote_types(g.dtype, a.dtype))
 
 
 def zeta(

@@ -45,19 +45,15 @@ class Likelihood(Protocol):
     @property
     def reduction(self) -> Reduction:
         """Whether the loss averages its terms or sums them."""
-        ...
 
     def terms(self, output: Tensor) -> int | Tensor:
         """How many terms the loss has for this output; a tensor if that is known on the device only."""
-        ...
 
     def sample(self, output: Tensor) -> Tensor:
         """Gradients of the terms for labels drawn from the model."""
-        ...
 
     def root(self, output: Tensor) -> Iterator[Tensor]:
         """Columns of a root of the Hessian of the terms."""
-        ...
 
 
 LossFunction: TypeAlias = Likelihood | nn.Module | Callable[..., Tensor]
@@ -111,45 +107,48 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
-class SquaredError:
-    r"""Gaussian: $\nabla^2 \ell = 2 I$ for a sum of squares, $2 / C · I$ for a mean over the $C$ outputs of a sample."""
+class _OfEachOutput:
+    """A loss of each output by itself: its terms are the samples, the first dimension."""
 
     reduction: Reduction = "mean"
 
     def terms(self, output: Tensor) -> int:
-        """Samples: the first dimension."""
+        """Samples."""
         return output.shape[0]
 
-    def sample(self, output: Tensor) -> Tensor:
-        """Standard normal, scaled to the Hessian's root."""
-        return torch.randn_like(output) * math.sqrt(2 / _averaged(output, self.reduction))
-
-    def root(self, output: Tensor) -> Iterator[Tensor]:
-        """One unit column per output."""
-        yield from _by_position(torch.full_like(output, math.sqrt(2 / _averaged(output, self.reduction))))
+    def _averaged(self, output: Tensor) -> int:
+        """How many outputs of one sample the loss averages."""
+        return math.prod(output.shape[1:]) if self.reduction == "mean" else 1
 
 
 @dataclass(frozen=True)
-class BinaryCrossEntropy:
+class SquaredError(_OfEachOutput):
+    r"""Gaussian: $\nabla^2 \ell = 2 I$ for a sum of squares, $2 / C · I$ for a mean over the $C$ outputs of a sample."""
+
+    def sample(self, output: Tensor) -> Tensor:
+        """Standard normal, scaled to the Hessian's root."""
+        return torch.randn_like(output) * math.sqrt(2 / self._averaged(output))
+
+    def root(self, output: Tensor) -> Iterator[Tensor]:
+        """One unit column per output."""
+        yield from _by_position(torch.full_like(output, math.sqrt(2 / self._averaged(output))))
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy(_OfEachOutput):
     r"""Bernoulli with logits: $\nabla^2 \ell = \mathrm{diag}(σ (1 - σ))$, over $C$ for a mean over $C$ outputs."""
-
-    reduction: Reduction = "mean"
-
-    def terms(self, output: Tensor) -> int:
-        """Samples: the first dimension."""
-        return output.shape[0]
 
     def sample(self, output: Tensor) -> Tensor:
         """σ − ŷ, scaled to the Hessian's root."""
         p = output.sigmoid()
         # Drawing with probability NaN raises; p itself carries it on, to where a GradScaler sees it.
-        return (p - torch.bernoulli(p.nan_to_num(0.5))) / math.sqrt(_averaged(output, self.reduction))
+        return (p - torch.bernoulli(p.nan_to_num(0.5))) / math.sqrt(self._averaged(output))
 
     def root(self, output: Tensor) -> Iterator[Tensor]:
         """One column per output."""
         # σ(−f) rather than 1 − σ(f), which is 0 in float32 from f = 17 on
         deviation = (output.sigmoid() * (-output).sigmoid()).sqrt()
-        yield from _by_position(deviation / math.sqrt(_averaged(output, self.reduction)))
+        yield from _by_position(deviation / math.sqrt(self._averaged(output)))
 
 
 _KNOWN: dict[object, type[CrossEntropy] | type[SquaredError] | type[BinaryCrossEntropy]] = {
@@ -244,8 +243,7 @@ def check_loss(loss: Tensor, output: Tensor, likelihood: Likelihood) -> None:
 
 def _loss_node(loss: Tensor, output: Tensor, likelihood: Likelihood) -> Node | None:
     """The one place in the graph of `loss`, after `output`, where the loss itself was computed; None if there is not one."""
-    names = _NODES.get(type(likelihood), ())
-    found = _nodes(loss, output, set(names)) if names else []
+    found = _nodes(loss, output, set(_NODES.get(type(likelihood), ())))
     return found[0] if len(found) == 1 else None
 
 
@@ -270,11 +268,6 @@ def _class_dim(output: Tensor) -> int:
 
 def _softmax(output: Tensor) -> Tensor:
     return output.to(torch.promote_types(output.dtype, torch.float32)).softmax(_class_dim(output))
-
-
-def _averaged(output: Tensor, reduction: Reduction) -> int:
-    """How many outputs of one sample the loss averages."""
-    return math.prod(output.shape[1:]) if reduction == "mean" else 1
 
 
 def _by_position(column: Tensor, keep: int = 0) -> Iterator[Tensor]:

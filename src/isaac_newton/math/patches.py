@@ -41,10 +41,6 @@ class Patches:
     padding_mode: str = "zeros"
     channels_last: bool = False
 
-    def __call__(self, x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
-        """`view`."""
-        return self.view(x)
-
     def view(self, x: Float[Tensor, "..."]) -> tuple[Tensor, int]:
         """The view (groups, samples, *places, channels of the group, *kernel); an input without samples is one sample.
 
@@ -58,6 +54,8 @@ class Patches:
         x = x.unflatten(1, (self.groups, x.shape[1] // self.groups))
         places, window = range(3, 3 + space), range(3 + space, 3 + 2 * space)
         return x.permute(1, 0, *places, *((*window, 2) if self.channels_last else (2, *window))), space
+
+    __call__ = view
 
     def average(self, x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "groups samples features"], int]:
         """The mean of a sample's patches, in float32 or better, and how many these are, without forming any of them.
@@ -96,12 +94,11 @@ class Patches:
         x, margins = self.batched(x), self.margins()
         if self.padding_mode != "zeros":
             x, margins = self._padded(x, margins), [(0, 0)] * len(margins)
-        sizes = tuple(self._size(dim, size, margins[dim]) for dim, size in enumerate(x.shape[2:]))
+        sizes = tuple(
+            _Size(size, self._places(dim, size, margin), self.kernel[dim], self.stride[dim], self.dilation[dim], margin[0])
+            for dim, (size, margin) in enumerate(zip(x.shape[2:], margins, strict=True))
+        )
         return x, sizes, math.prod([size.places for size in sizes])
-
-    def _size(self, dim: int, size: int, margin: tuple[int, int]) -> "_Size":
-        kernel, stride, dilation = self.kernel[dim], self.stride[dim], self.dilation[dim]
-        return _Size(size, self._places(dim, size, margin), kernel, stride, dilation, margin[0])
 
     def _places(self, dim: int, size: int, margin: tuple[int, int]) -> int:
         return (size + sum(margin) - self.dilation[dim] * (self.kernel[dim] - 1) - 1) // self.stride[dim] + 1
