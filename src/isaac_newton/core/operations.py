@@ -35,7 +35,7 @@ class Operation(Protocol):
 
 def autocast_type(x: Tensor) -> torch.dtype | None:
     """The type to which autocast will bring this, if that is another one."""
-    if x.dtype is not torch.float32 or not is_autocast_on():
+    if not is_autocast_on() or x.dtype is not torch.float32:
         return None
     kind = "cuda" if x.is_cuda else x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

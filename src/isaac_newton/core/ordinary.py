@@ -14,7 +14,7 @@ from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import Forward, autocast_type
 from isaac_newton.core.rows import Layout
 from isaac_newton.core.use import Use
-from isaac_newton.torch_private import is_autocast_on, is_quiet, node_of, parts_of
+from isaac_newton.torch_private import is_quiet, node_of, parts_of
 
 __all__ = ["ordinary_call"]
 
@@ -55,12 +55,10 @@ def ordinary_call(
             or (x.dim() <= 2 if averages else x.numel() <= most)
         ):
             return None
-        use, half = Use(layer, layout, x, None, False, outputs), None
+        use, half = Use(layer, layout, x, None, False, outputs), autocast_type(weight)
         use.lane = lane if x.is_contiguous() else None
-        if is_autocast_on():
-            half = autocast_type(weight)
-            if half is not None and x.dtype is torch.float32:
-                x = use.in_type(x, half)
+        if half is not None and x.dtype is torch.float32:
+            x = use.in_type(x, half)
         output = operation(x, *bucket.take(use, number, parameters.get("bias"), half, open_node))
         node = node_of(output)
         if node is not None:
