@@ -281,7 +281,7 @@ def _check_device(bench: Path) -> Iterator[Check]:
             yield from _check_encoder(shapes, mode)
         if scaling is not None:
             yield from _check_chain(scaling, mode)
-    models = _read(bench / "models-cuda-eager.json")
+    models = _read(bench / "before" / "models-cuda-eager-4193629.json")
     if models is not None:
         yield from check_models(models)
 
@@ -304,7 +304,7 @@ OPTIONS = {
 
 def check_models(found: Mapping[str, Any]) -> Iterator[Check]:
     """For how much longer the GPU is busy; what the host takes is not in it."""
-    how = f"H200, eager, `models-cuda-eager.json` of {found['time'][:10]}"
+    how = f"H200, eager, `before/models-cuda-eager-4193629.json` of {found['time'][:10]}"
     for case in found["cases"]:
         if case["name"] not in MODELS:
             continue

@@ -14,7 +14,7 @@ from isaac_newton.core.layer import ConditionedLayer
 from isaac_newton.core.operations import Forward, autocast_type
 from isaac_newton.core.rows import Layout
 from isaac_newton.core.use import Use
-from isaac_newton.torch_private import is_quiet, node_of, parts_of
+from isaac_newton.torch_private import is_autocast_on, is_quiet, node_of, parts_of
 
 __all__ = ["ordinary_call"]
 
@@ -55,7 +55,7 @@ def ordinary_call(
             or (x.dim() <= 2 if averages else x.numel() <= most)
         ):
             return None
-        use, half = Use(layer, layout, x, None, False, outputs), autocast_type(weight)
+        use, half = Use(layer, layout, x, None, False, outputs), autocast_type(weight) if is_autocast_on() else None
         use.lane = lane if x.is_contiguous() else None
         if half is not None and x.dtype is torch.float32:
             x = use.in_type(x, half)
