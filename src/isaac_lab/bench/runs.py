@@ -35,7 +35,7 @@ class Plan:
     """What the options of the command line say, by their names there; all models and methods if none is named.
 
     `say` is called with the name of what is being measured. A step that is `captured` is one CUDA graph, by
-    `isaac_newton.capture`.
+    `isaac_newton.capture`. Where it is `compiled`, the model has gone through `torch.compile`.
     """
 
     device: str = "cpu"
@@ -47,14 +47,15 @@ class Plan:
     memory: bool = True
     budget: float = 60.0
     say: Callable[[str], object] = lambda what: None
+    compiled: bool = False
     captured: bool = False
 
     @property
     def mode(self) -> str:
         """How a step is executed, for file names and tables."""
         if self.device == "cpu":
-            return f"cpu-{self.threads}thread{'' if self.threads == 1 else 's'}"
-        return f"{self.device}-{'captured' if self.captured else 'eager'}"
+            return f"cpu-{self.threads}thread{'' if self.threads == 1 else 's'}{'-compiled' if self.compiled else ''}"
+        return f"{self.device}-{'captured' if self.captured else 'compiled' if self.compiled else 'eager'}"
 
     def wait(self) -> None:
         """Until the device has done what it was told to."""
@@ -65,6 +66,7 @@ class Plan:
         """The step of each method, ready to be called, and why others have none."""
         steps: Steps = {}
         skipped: dict[str, str] = {}
+        torch.compiler.reset()  # it gives up on code that it has compiled for many models
         for name, method in methods.items():
             if self.captured and name in NOT_CAPTURED:
                 skipped[name] = "cannot be captured: its inverse reads an error flag back from the device"
@@ -80,6 +82,8 @@ class Plan:
         # A function of its own, so that what did not fit leaves nothing behind.
         model, x, y = problem.make(self.device)
         step = method(model, problem.loss_fn, self.damping)
+        if self.compiled:
+            model.compile()
         return partial(isaac_newton.capture(step, x, y) if self.captured else step, x, y)
 
     def chosen(self, known: Mapping[str, Method]) -> dict[str, Method]:
@@ -94,7 +98,7 @@ def named(kind: str, device: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def measure(kind: str, plan: Plan) -> Iterator[Record]:
     """A record for each mode of a device."""
-    for captured in (False,) if plan.device == "cpu" else (False, True):
+    for captured in (False,) if plan.device == "cpu" or plan.compiled else (False, True):
         yield BENCHMARKS[kind](replace(plan, captured=captured))
 
 
@@ -144,10 +148,11 @@ def user_models(plan: Plan) -> Record:
     names = [name for name in known if name in (plan.models or known)]
     cases = [_time(known[name], methods, plan) for name in names]
     # All times first: once a profiler was there, launches take longer for the rest of the process.
-    for case in cases:
+    for case in [] if plan.compiled else cases:  # all would be compiled once more
         _add_work(known[case["name"]], case, plan)
     every = len(names) == len(known) and len(methods) == len(MODEL_METHODS)
-    record = _record("models", plan, cases, "" if every else _options(names, methods))
+    compiled = " --compiled" if plan.compiled else ""
+    record = _record("models", plan, cases, compiled + ("" if every else _options(names, methods)))
     record["settings"] |= {"optimizer": "AdamW, fused on a GPU", "damping": 0.1, "relative": True}
     return record
 

@@ -48,6 +48,9 @@ def bench(
     ] = "",
     damping: Annotated[float, typer.Option(callback=_positive, help="λ of all methods.")] = 1.0,
     memory: Annotated[bool, typer.Option(help="Of table2: measure peak memory too.")] = True,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Of models: torch.compile each model, in place of eager and captured.")
+    ] = False,
     budget: Annotated[
         float, typer.Option(callback=_positive, help="Of scaling: seconds for one point; larger ones are left out.")
     ] = 60.0,
@@ -60,7 +63,10 @@ def bench(
     if what == "page":
         _page(records, out or Path("docs/benchmarks.md"))
         return
+    if compiled and what != "models":
+        raise typer.BadParameter("compiled steps are measured of models only", param_hint="'--compiled'")
     settings = {"threads": threads, "rounds": rounds, "damping": damping, "memory": memory, "budget": budget}
+    settings["compiled"] = compiled
     _measure(KINDS if what == "all" else (what,), device, out or Path("out/bench"), models, methods, settings)
 
 
