@@ -461,7 +461,8 @@ def test_biases_can_be_asked_for_one_by_one_and_hooks_see_gradients_only() -> No
     isaac.attach(model, **FORMS["reduce"])
     hidden: list[Tensor] = []
     model.body.register_forward_hook(lambda module, args, output: hidden.append(output))
-    model.other.bias.register_hook(lambda gradient: 2 * gradient)  # would fail without one
+    for parameter in model.other.parameters():
+        parameter.register_hook(lambda gradient: 2 * gradient)  # would fail without one
     for number in range(4):
         loss = loss_of(model, x)
         with torch.autocast("cpu", torch.bfloat16):

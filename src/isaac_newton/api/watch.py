@@ -228,6 +228,8 @@ def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
 class _Arrival:
     """A hook on a weight none of whose layers was seen so far."""
 
+    bears_none = True
+
     def __init__(self, watch: "weakref.ref[Watch]", names: list[str]) -> None:
         self._watch, self._names = watch, names
 

@@ -14,6 +14,7 @@ from isaac_newton.core.operations import copies
 from isaac_newton.core.outputs import condition_left
 from isaac_newton.core.rows import PLAIN
 from isaac_newton.core.use import Use, made_for
+from isaac_newton.torch_private import bears_none, hooks_of
 
 __all__ = ["BUCKET", "Bucket", "OpenNode"]
 
@@ -199,9 +200,9 @@ class Bucket:
             self.biases[number] = None
         found = self._names.pop(number, None)
         if found is None or not found.is_of(self.weights[number], half):
-            names = self._opened(half, open_node)
+            names = self._opened(number, half, open_node)
             found = names.pop(number)
-            self._names = names
+            self._names = names or self._names
         name, of_bias, opening, place = found[:4]
         use.opening = opening, place
         opening.uses[place] = self._users[number] = use.wait()
@@ -215,9 +216,14 @@ class Bucket:
         use = None if user is None else user()
         return use is not None and use.kept is not None
 
-    def _opened(self, half: torch.dtype | None, open_node: OpenNode) -> dict[int, _Name]:
-        """The names that a new node gives to all weights that are trained."""
-        live = [number for number, weight in enumerate(self.weights) if weight.requires_grad]
+    def _opened(self, number: int, half: torch.dtype | None, open_node: OpenNode) -> dict[int, _Name]:
+        """The names that a new node gives to all weights that are trained, but for those with hooks.
+
+        Where nobody calls its layer a hook would be called without a gradient. So such a weight is in a node of its own.
+        """
+        hooked = [n for n, weight in enumerate(self.weights) if hooks_of(weight) and not bears_none(weight)]
+        live = [n for n, weight in enumerate(self.weights) if weight.requires_grad and n not in hooked]
+        live = [number] if number in hooked else live
         weights, size = [self.weights[number] for number in live], len(live)
         copied = half is not None and all(weight.dtype is torch.float32 for weight in weights)
         # Where most layers were not called, as experts may not be, autocast shall copy the weights of those that are.
@@ -235,7 +241,7 @@ class Bucket:
         return found
 
     def _goes_along(self, number: int, bias: Tensor) -> bool:
-        """Whether a bias gets a copy too. A hook on it would be called without a gradient where nobody calls the layer."""
+        """Whether a bias gets a copy too; one with a hook does not, as with weights."""
         is_known = number in self._users and not self._is_used(number)
         is_usual = bias.requires_grad and bias.is_leaf and bias.dtype is torch.float32
         return is_known and is_usual and not torch_private.is_hooked(bias)
