@@ -1,6 +1,8 @@
 """Under autocast a bucket copies its weights and biases to half precision in one go: nothing but time may tell."""
 
+import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import isaac_newton as isaac
 from isaac_newton.core.bucket import Bucket
@@ -247,3 +250,229 @@ def test_one_copy_of_what_a_layer_sees_is_kept_and_none_after_the_pass() -> None
         del loss
         gc.collect()
         assert [reference() for reference in kept if reference() is not None] == []
+
+
+class Twice(nn.Module):
+    """One layer twice, three on one input, a bias that two layers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.last = (nn.Linear(9, 9) for _ in range(4))
+        self.third.bias = self.second.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x)) + torch.tanh(self.second(x)) + torch.tanh(self.third(x))
+        output: Tensor = self.last(torch.tanh(self.first(x)))
+        return output
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.other = nn.Linear(9, 9), nn.Linear(9, 3), nn.Linear(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.one(torch.relu(self.body(x)))
+        return output
+
+
+def noted(model: nn.Module, x: Tensor, half: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    """A pass: the output, and the gradients of the input and of all biases."""
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", half):
+        output = model(x)
+    output.float().square().mean().backward()
+    biases = [p.grad.clone() for p in model.parameters() if p.dim() == 1 and p.grad is not None]
+    model.zero_grad()
+    return [output, x.grad, *biases]
+
+
+def _types_in_turn(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    return [found for half in (*HALVES, *HALVES) for found in noted(model, x, half)]
+
+
+def _several_graphs(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    found: list[Tensor] = []
+    for _ in range(3):
+        model.zero_grad()
+        found.clear()  # the first of these passes finds out that a layer is now used several times
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = sum(model(x + shift).float().square().mean() for shift in range(3))
+        loss.backward()
+        found += [loss, *(p.grad.clone() for p in model.parameters() if p.dim() == 1)]
+    return found
+
+
+def _checkpoints(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    found = []
+    for reentrant in (False, True, False):
+        whole = _Checkpointed(model, reentrant)
+        found += noted(whole, x)
+    return found
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self, model: nn.Sequential, reentrant: bool) -> None:
+        super().__init__()
+        self.model, self.reentrant = model, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(self.model[2:4], self.model[:2](x), use_reentrant=self.reentrant)
+        output: Tensor = self.model[4](hidden)
+        return output
+
+
+def _scaled(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
+    optimizer, found = torch.optim.SGD(model.parameters(), 0.0), []
+    for _ in range(4):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, x, torch.float16)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        found += [torch.tensor(scaler.get_scale()), model[0].bias.grad.nan_to_num(7.0)]
+    return found
+
+
+def _penalized(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    (g,) = torch.autograd.grad(loss_of(model, x * 1), x, create_graph=True)
+    (g.float().square().sum() * 1e3 + loss_of(model, x)).backward()
+    return [g, *(p.grad for p in model.parameters() if p.dim() == 1)]
+
+
+def _called_with_others(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    others = {name: (2 * p).detach().requires_grad_() for name, p in model.named_parameters() if name.endswith("bias")}
+    with torch.autocast("cpu", torch.bfloat16):
+        output = torch.func.functional_call(model, others, x)
+    output.float().square().mean().backward()
+    return [output, *(other.grad for other in others.values()), *noted(model, x)]
+
+
+def _frozen_in_turn(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    found = []
+    for tensor in (model[0].weight, model[0].bias, model[4].bias, model[2].weight):
+        for trained in (False, True):
+            tensor.requires_grad_(trained)
+            found += noted(model, x)
+    return found
+
+
+def _interrupted(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = model[2].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        noted(model, x)
+    hook.remove()
+    return noted(model, x)
+
+
+def _copied_and_stored(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    stray = loss_of(nn.Sequential(model[0]), x)
+    found = [*noted(copy.deepcopy(model), x), *noted(pickle.loads(pickle.dumps(model)), x)]
+    del stray
+    return found
+
+
+def _changed(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    """Biases change between two layers of one pass, and back again."""
+
+    def shift(*_: object) -> None:
+        with torch.no_grad():
+            model[4].bias.add_(1)
+        model[0].bias.data = model[0].bias.data + 1
+
+    hook = model[2].register_forward_hook(shift)
+    found = [*noted(model, x), *noted(model, x)]
+    hook.remove()
+    return found
+
+
+LOOPS = [
+    _types_in_turn,
+    _several_graphs,
+    _checkpoints,
+    _scaled,
+    _penalized,
+    _called_with_others,
+    _frozen_in_turn,
+    _interrupted,
+    _copied_and_stored,
+    _changed,
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler")
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__.strip("_"))
+@pytest.mark.parametrize("form", ["drawn", "reduce"])
+def test_loops_find_what_they_find_without_it(form: str, loop: Callable[..., list[Tensor]]) -> None:
+    found = []
+    for is_attached in (False, True):
+        model, x = network(), batch()
+        if is_attached:
+            isaac.attach(model, **FORMS[form])
+        warm = [noted(model, x) for _ in range(2)]
+        found.append([*warm[1], *loop(model, x)])
+    for plain, attached in zip(*found, strict=True):
+        assert torch.equal(plain, attached)
+
+
+@pytest.mark.parametrize("form", ["drawn", "reduce", "automatic"])
+def test_gradients_meet_in_half_precision_where_those_of_torch_do(form: str) -> None:
+    found = []
+    for is_attached in (False, True):
+        torch.manual_seed(0)
+        model, x = Twice(), batch()
+        if is_attached:
+            isaac.attach(model, **FORMS[form])
+        found.append([each for _ in range(3) for each in noted(model, x)])
+    for plain, attached in zip(*found, strict=True):
+        assert torch.equal(plain, attached)
+
+
+def test_biases_come_along_from_the_second_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    opened: Callable[..., Any] = Bucket._opened
+
+    def note(self: Bucket, *args: Any) -> Any:
+        names = opened(self, *args)
+        seen.append(sum(name.bias is not None for name in names.values()))
+        return names
+
+    monkeypatch.setattr(Bucket, "_opened", note)
+    model, x = network(), batch()
+    isaac.attach(model, **FORMS["drawn"])
+    for _ in range(3):
+        loss_of(model, x).backward()
+    assert seen == [0, 2, 2]
+    model[0].bias.register_hook(lambda gradient: gradient)
+    loss_of(model, x).backward()
+    both = loss_of(model, x), loss_of(model, x)
+    (both[0] + both[1]).backward()
+    loss_of(model, x).backward()
+    assert seen[3:] == [1, 1, 0, 0]
+
+
+def test_biases_can_be_asked_for_one_by_one_and_hooks_see_gradients_only() -> None:
+    torch.manual_seed(0)
+    model, x = Heads(), batch()
+    isaac.attach(model, **FORMS["reduce"])
+    hidden: list[Tensor] = []
+    model.body.register_forward_hook(lambda module, args, output: hidden.append(output))
+    for parameter in model.other.parameters():
+        parameter.register_hook(lambda gradient: 2 * gradient)  # would fail without one
+    for number in range(4):
+        loss = loss_of(model, x)
+        with torch.autocast("cpu", torch.bfloat16):
+            other = model.other(torch.relu(hidden.pop())).float().square().mean()
+        if number == 2:
+            torch.autograd.grad(other, model.other.bias, retain_graph=True)
+        if number == 3:
+            torch.autograd.grad(other, model.other.bias)
+        loss.backward()
+    model.zero_grad()
+    for _ in range(3):
+        loss_of(model, x).backward()
+    assert model.other.bias.grad is None

@@ -207,6 +207,8 @@ def test_hooks_of_parameters_and_modules_are_seen() -> None:
     layer.register_full_backward_hook(lambda *args: None)
     assert torch_private.is_hooked(layer.weight)
     assert torch_private.is_hooked(layer.bias)
+    assert torch_private.hooks_of(layer.weight)
+    assert not torch_private.bears_none(layer.weight)
     assert torch_private.may_be_watched(layer)
     assert isinstance(nn.BatchNorm2d(3), torch_private.BATCH_NORMS)
 

@@ -19,6 +19,7 @@ __all__ = [
     "REPLICATE",
     "after_backward",
     "base",
+    "bears_none",
     "break_graph",
     "call",
     "convolution_gradients",
@@ -30,6 +31,7 @@ __all__ = [
     "full_precision",
     "has_values",
     "hint",
+    "hooks_of",
     "is_autocast_on",
     "is_exported",
     "is_flattened",
@@ -212,6 +214,15 @@ def node_of(output: Tensor) -> Any:
 def is_hooked(parameter: Any) -> bool:
     """Whether somebody may look at a gradient of this parameter before the backward pass ends."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+#: The hooks on its gradient, if there are any.
+hooks_of: Callable[[Tensor], Any] = attrgetter("_backward_hooks")
+
+
+def bears_none(parameter: Any) -> bool:
+    """Whether each of these says that it may be called without a gradient."""
+    return all(getattr(hook, "bears_none", False) for hook in parameter._backward_hooks.values())
 
 
 def runs_step_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -2,6 +2,7 @@
 
 import fnmatch
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -148,12 +149,15 @@ def attach(
 def _fill_buckets(sites: Iterable[ConditionedLayer]) -> None:
     """Neighbouring weights share a node of the graph: a few nodes for a model, in place of one for each layer."""
     bucket = buckets.Bucket()
+    biases = Counter(id(getattr(site.module, "bias", None)) for site in sites)
     for site in sites:
         weight = getattr(site.module, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.dim() > 1 and not isinstance(site.module, _EMBEDDINGS):
             if len(bucket.weights) == buckets.BUCKET:
                 bucket = buckets.Bucket()
-            site.bucket = bucket, bucket.add(weight, getattr(site.module, "bias", None))
+            bias = getattr(site.module, "bias", None)
+            goes_along = isinstance(bias, nn.Parameter) and biases[id(bias)] == 1  # neither computed nor shared
+            site.bucket = bucket, bucket.add(weight, bias if goes_along else None)
 
 
 def _find_time_first(model: nn.Module, sites: Iterable[ConditionedLayer]) -> None:

@@ -89,7 +89,7 @@ class Watch:
             if isinstance(own, nn.Parameter) and self._run.options.bias == "plain" and not torch_private.is_hooked(own):
                 site.left = []
         for parameter, names in users.items():
-            self._unseen[names[0]].append(parameter.register_hook(functools.partial(_tell, weakref.ref(self), names)))
+            self._unseen[names[0]].append(parameter.register_hook(_Arrival(weakref.ref(self), names)))
 
     def came_past(self, names: Iterable[str], gradient: Tensor) -> None:
         """The weight of these layers received a gradient; one of them should have been seen."""
@@ -216,11 +216,18 @@ def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
             watch.after_step(optimizer)
 
 
-def _tell(watch: "weakref.ref[Watch]", names: list[str], gradient: Tensor | None) -> None:
+class _Arrival:
     """A hook on a weight none of whose layers was seen so far."""
-    told = None if torch.compiler.is_compiling() or gradient is None else watch()
-    if told is not None and gradient is not None:
-        told.came_past(names, gradient)
+
+    bears_none = True
+
+    def __init__(self, watch: "weakref.ref[Watch]", names: list[str]) -> None:
+        self._watch, self._names = watch, names
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        told = None if torch.compiler.is_compiling() or gradient is None else self._watch()
+        if told is not None and gradient is not None:
+            told.came_past(self._names, gradient)
 
 
 def _differs(parts: Sequence[Tensor], gradient: Tensor) -> bool:

@@ -14,6 +14,7 @@ from isaac_newton.core.operations import copies
 from isaac_newton.core.outputs import condition_left
 from isaac_newton.core.rows import PLAIN
 from isaac_newton.core.use import Use, made_for
+from isaac_newton.torch_private import bears_none, hooks_of
 
 __all__ = ["BUCKET", "Bucket", "OpenNode"]
 
@@ -48,6 +49,8 @@ class Opening:
         here = [(n, self._use(n), gradient) for n, gradient in enumerate(gradients[: self.size]) if gradient is not None]
         chosen = [each for each in here if wanted[each[0]]]
         if not chosen:
+            if here:
+                self._leave_biases()
             return result
         numbers, uses, plain = zip(*chosen, strict=True)
         run = uses[0].layer.run
@@ -71,6 +74,12 @@ class Opening:
         bucket = self._bucket()
         if bucket is not None:
             bucket.close(self)
+
+    def _leave_biases(self) -> None:
+        """A pass that asks for biases only runs all of their neighbours: from now on they are by themselves."""
+        bucket = self._bucket()
+        if bucket is not None:
+            bucket.biases = [None] * len(bucket.biases)
 
     def _use(self, number: int) -> Use:
         """That of one weight, or what it has left."""
@@ -126,6 +135,8 @@ class _Name(NamedTuple):
     place: int
     address: int
     version: int
+    #: Of the bias, both of these.
+    state_of_bias: tuple[int, int] | None
 
     def is_of(self, weight: Tensor, half: torch.dtype | None) -> bool:
         """Whether the weight is still that: not swapped, and for a copy, not changed."""
@@ -136,19 +147,24 @@ class _Name(NamedTuple):
 class Bucket:
     """Neighbouring weights that enter torch's layers under other names, which one node of the graph gives them.
 
-    Under autocast the names are copies in half precision, made in one go in place of one by one. Biases then come along.
+    Under autocast the names are copies in half precision, made in one go in place of one by one. Biases then come along, once
+    a pass has used their layer, and no pass has used it twice: there autocast has one copy, where gradients meet in half
+    precision. What is written to `weight.data` after the copies were made is not seen before the next ones.
     """
 
     def __init__(self) -> None:
         self.weights: list[Tensor] = []
+        #: Those that may come along.
         self.biases: list[Tensor | None] = []
+        #: By the number of the weight: who took its name last.
+        self._users: dict[int, weakref.ref[Use]] = {}
         #: By the number of the weight: the names of the last node that nobody has taken yet.
         self._names: dict[int, _Name] = {}
         #: How many nobody took of those before.
         self._left = 0
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_names": {}}
+        return {**vars(self), "_names": {}, "_users": {}}
 
     def add(self, weight: Tensor, bias: Tensor | None) -> int:
         """A weight gets its number."""
@@ -180,35 +196,57 @@ class Bucket:
         A second use finds the name used up. So each use has its own gradient: layers used twice and stray forward passes too.
         Several threads may do this at once: a name is taken by one of them, together with the node that it belongs to.
         """
+        if half is not None and self._is_used(number):
+            self.biases[number] = None
         found = self._names.pop(number, None)
         if found is None or not found.is_of(self.weights[number], half):
-            names = self._opened(half, open_node)
+            names = self._opened(number, half, open_node)
             found = names.pop(number)
-            self._names = names
-        name, of_bias, opening, place, _, _ = found
+            self._names = names or self._names
+        name, of_bias, opening, place = found[:4]
         use.opening = opening, place
-        opening.uses[place] = use.wait()
-        return name, bias if of_bias is None or bias is not self.biases[number] else of_bias
+        opening.uses[place] = self._users[number] = use.wait()
+        if of_bias is None or bias is None or bias is not self.biases[number] or found.state_of_bias != _state(bias):
+            return name, bias
+        return name, of_bias
 
-    def _opened(self, half: torch.dtype | None, open_node: OpenNode) -> dict[int, _Name]:
-        """The names that a new node gives to all weights that are trained."""
-        live = [number for number, weight in enumerate(self.weights) if weight.requires_grad]
+    def _is_used(self, number: int) -> bool:
+        """Whether a call waits for its backward pass."""
+        user = self._users.get(number)
+        use = None if user is None else user()
+        return use is not None and use.kept is not None
+
+    def _opened(self, number: int, half: torch.dtype | None, open_node: OpenNode) -> dict[int, _Name]:
+        """The names that a new node gives to all weights that are trained, but for those with hooks.
+
+        Where nobody calls its layer a hook would be called without a gradient. So such a weight is in a node of its own.
+        """
+        hooked = [n for n, weight in enumerate(self.weights) if hooks_of(weight) and not bears_none(weight)]
+        live = [n for n, weight in enumerate(self.weights) if weight.requires_grad and n not in hooked]
+        live = [number] if number in hooked else live
         weights, size = [self.weights[number] for number in live], len(live)
         copied = half is not None and all(weight.dtype is torch.float32 for weight in weights)
         # Where most layers were not called, as experts may not be, autocast shall copy the weights of those that are.
         copied = copied and 2 * (self._left or len(self._names)) <= size
         self._left = 0
-        biases = [(n, b) for n in live if (b := self.biases[n]) is not None and _goes_along(b)] if copied else []
+        biases = [(n, b) for n in live if (b := self.biases[n]) is not None and self._goes_along(n, b)] if copied else []
         opening = Opening(self, size, half, copied)
         names = open_node(opening, None, *weights, *[bias for _, bias in biases], copied=half if copied else None)
         of_biases = {number: name for (number, _), name in zip(biases, names[size:], strict=True)}
+        states = {number: _state(bias) for number, bias in biases}
         found = {}
         for place, (number, weight) in enumerate(zip(live, weights, strict=True)):
-            version = torch_private.version(weight)
-            found[number] = _Name(names[place], of_biases.get(number), opening, place, weight.data_ptr(), version)
+            name, of_bias, version = names[place], of_biases.get(number), torch_private.version(weight)
+            found[number] = _Name(name, of_bias, opening, place, weight.data_ptr(), version, states.get(number))
         return found
 
+    def _goes_along(self, number: int, bias: Tensor) -> bool:
+        """Whether a bias gets a copy too; one with a hook does not, as with weights."""
+        is_known = number in self._users and not self._is_used(number)
+        is_usual = bias.requires_grad and bias.is_leaf and bias.dtype is torch.float32
+        return is_known and is_usual and not torch_private.is_hooked(bias)
 
-def _goes_along(bias: Tensor) -> bool:
-    """Whether a bias gets a copy too."""
-    return bias.requires_grad and bias.is_leaf and bias.dtype is torch.float32
+
+def _state(x: Tensor) -> tuple[int, int]:
+    """What changes when it is swapped, or changed in place."""
+    return x.data_ptr(), torch_private.version(x)

@@ -47,11 +47,13 @@ def ordinary_call(
             or run.capture is not None
             or run.alone
             or parameters.get("weight") is not weight
+            or "bias" not in parameters  # computed, as by a parametrization
             or not (weight.requires_grad and is_quiet())
             or hooks
             or early_hooks
             or type(x) is not Tensor
             or x.is_nested
+            or x.layout is not torch.strided
             or (x.dim() <= 2 if averages else x.numel() <= most)
         ):
             return None
@@ -59,7 +61,7 @@ def ordinary_call(
         use.lane = lane if x.is_contiguous() else None
         if half is not None and x.dtype is torch.float32:
             x = use.in_type(x, half)
-        output = operation(x, *bucket.take(use, number, parameters.get("bias"), half, open_node))
+        output = operation(x, *bucket.take(use, number, parameters["bias"], half, open_node))
         node = node_of(output)
         if node is not None:
             node.metadata[Use] = use  # the graph of the call owns the use

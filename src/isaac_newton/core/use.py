@@ -99,6 +99,8 @@ class Use:
 
     def in_type(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The input in the type in which it is multiplied: autograd keeps that one, so no other is kept."""
+        if x.requires_grad and x.is_leaf:
+            return x  # autocast has one copy of it for all who multiply it, where their gradients meet
         self.source = self.layer.run.source_of(x)
         self.kept = half = x.to(dtype)
         return half
