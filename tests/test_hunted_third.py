@@ -491,3 +491,23 @@ def test_a_loop_is_right_and_does_not_warn(loop: Any, when: str) -> None:
         assert (parameter.grad is None) == (other.grad is None)
         if other.grad is not None:
             close(parameter.grad, other.grad)
+
+
+@COMPILES
+def test_layers_that_are_compiled_one_by_one_need_no_number_that_stays() -> None:
+    """`nn.Sequential(…).compile()` compiles no whole: torch comes to each layer by itself, with ever new numbers.
+
+    The compiler of torch 2.11 failed then.
+    """
+    model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(6)])
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        isaac.attach(each)
+    model.compile(backend="aot_eager")
+    x = torch.randn(8, 6)
+    for each in (model, twin):
+        for _ in range(2):
+            each.zero_grad()
+            each(x).square().mean().backward()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)

@@ -9,7 +9,7 @@ import pytest
 
 LAB = Path(__file__).parent.parent / "src" / "isaac_lab"
 #: All lines of the laboratory. It may be lowered; only new studies raise it.
-CEILING = 15_085
+CEILING = 15_107
 FILES = sorted(LAB.rglob("*.py"))
 
 

@@ -101,6 +101,8 @@ class ConditionedLayer:
 
     def _enroll(self) -> None:
         self.number = next(_NUMBERS)
+        #: The same as a word: of a number that differs from layer to layer the compiler would make a variable.
+        self.token = str(self.number)
         _LAYERS[self.number] = self
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -298,7 +298,7 @@ def _traced_conditioner(found: _Found, layer: ConditionedLayer, outputs: int, *,
 
     run = layer.run
     groups, count, features = found.r.shape
-    use = uncompiled.note(found.r, layer.number, found.total, count, features, outputs, groups, own)
+    use = uncompiled.note(found.r, layer.token, found.total, count, features, outputs, groups, own)
     # What is always the same needs no operator for each size.
     sizes = (found.total, count) if use >= 0 else (0, 0)
     one = run_time.passing(run.number, use, *sizes, found.r.device)

@@ -16,7 +16,7 @@ from isaac_newton.core.layer import layer_of
 __all__ = ["apply", "note", "recurrent"]
 
 
-def note(r: Tensor, layer: int, total: int, count: int, features: int, outputs: int, groups: int, own: bool) -> int:
+def note(r: Tensor, layer: str, total: int, count: int, features: int, outputs: int, groups: int, own: bool) -> int:
     """Keep the sizes of a use, while the compiler watches: statistics then need no operator for each layer.
 
     Returns a number that stands for them, negative where they are always the same.
@@ -25,11 +25,11 @@ def note(r: Tensor, layer: int, total: int, count: int, features: int, outputs: 
     return _noted(layer)
 
 
-def _last(layer: int) -> int:
-    return layer_of(layer).compiled[-1][0]
+def _last(layer: str) -> int:
+    return layer_of(int(layer)).compiled[-1][0]
 
 
-_noted: Callable[[int], int] = torch.compiler.assume_constant_result(_last)
+_noted: Callable[[str], int] = torch.compiler.assume_constant_result(_last)
 
 
 def _note(context: Any) -> None:
@@ -39,7 +39,9 @@ def _note(context: Any) -> None:
     compilation = r.as_fake().fake_mode
     total, count = sizes[:2]
     dynamic = None if total.is_python_constant() and count.is_python_constant() else (_expression(total), _expression(count))
-    layer_of(_value(layer)).note_compiled(compilation, dynamic, (*map(_value, sizes), own.as_python_constant()))
+    layer_of(int(layer.as_python_constant())).note_compiled(
+        compilation, dynamic, (*map(_value, sizes), own.as_python_constant())
+    )
 
 
 def _expression(variable: Any) -> str:
