@@ -128,6 +128,38 @@ def test_copies_are_not_used_once_weights_have_changed(copied) -> None:
         del stray
 
 
+@pytest.mark.parametrize("what", ["weight", "bias"])
+def test_who_writes_to_data_in_the_middle_of_a_forward_pass_is_told_and_right_from_then_on(what: str, copied) -> None:
+    class Clamping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.first(x))
+            getattr(self.second, what).data.mul_(0.9)
+            output: Tensor = self.second(x)
+            return output
+
+    torch.manual_seed(0)
+    plain, x = Clamping(), torch.randn(20, 3, 6)
+    torch.manual_seed(0)
+    model = Clamping()
+    isaac.attach(model, damping=0.1, max_rows=7)
+    if what == "bias":  # it comes along from the second pass on
+        loss_of(model, x).backward()
+        loss_of(plain, x)
+    with pytest.warns(RuntimeWarning, match=r"written to through \.data"):
+        loss_of(model, x).backward()
+    loss_of(plain, x)
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(model(x), plain(x))
+        loss_of(model, x).backward()
+        loss_of(plain, x)
+    assert not copied[-1]
+
+
 class _Old(torch.optim.Optimizer):
     """Writes to `.data`, as many optimizers did: the weight's version does not tell."""
 

@@ -1,5 +1,6 @@
 """Weights that enter torch's layers under other names, which one node of the graph gives to many of them."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -36,12 +37,16 @@ class Opening:
         self.uses: list[weakref.ref[Use] | None] = [None] * size
         #: What calls have left whose graphs went before they were used, for gradients of gradients: no graph of their inputs.
         self.left: dict[int, Use] = {}
+        #: In a pass now and then: what copies were made of, the state of that, the copy, and the place of the weight.
+        self.copied: list[tuple[Tensor, tuple[int, int], Tensor, int]] = []
 
     def condition(
         self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
         self.close()
+        if self.copied:
+            self._look_at_copies()
         result: list[Tensor | None] = [None] * len(gradients)
         if self.is_copied:
             gradients = _wide(gradients)
@@ -74,6 +79,23 @@ class Opening:
         bucket = self._bucket()
         if bucket is not None:
             bucket.close(self)
+
+    def _look_at_copies(self) -> None:
+        """Whether somebody wrote to `weight.data` after the copies were made, which nothing else tells of."""
+        copied, self.copied = self.copied, []
+        if copied[0][0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        used = [each for each in copied if self.uses[each[3]] is not None and _state(each[0]) == each[1]]
+        bucket = self._bucket()
+        if bucket is None or all(_has_bits_of(copy, weight) for weight, _, copy, _ in used):
+            return
+        bucket.may_copy = False
+        warnings.warn(
+            "a weight or bias was written to through .data while a forward pass ran under autocast, and that pass had its old "
+            "numbers; from now on its neighbours have no copies made ahead. Write to it in torch.no_grad(), without .data",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def _leave_biases(self) -> None:
         """A pass that asks for biases only runs all of their neighbours: from now on they are by themselves."""
@@ -149,7 +171,7 @@ class Bucket:
 
     Under autocast the names are copies in half precision, made in one go in place of one by one. Biases then come along, once
     a pass has used their layer, and no pass has used it twice: there autocast has one copy, where gradients meet in half
-    precision. What is written to `weight.data` after the copies were made is not seen before the next ones.
+    precision. What is written to `weight.data` after the copies were made is seen in the backward pass, now and then.
     """
 
     def __init__(self) -> None:
@@ -162,6 +184,8 @@ class Bucket:
         self._names: dict[int, _Name] = {}
         #: How many nobody took of those before.
         self._left = 0
+        #: Whether copies are made, and how many nodes there were.
+        self.may_copy, self._opened_so_far = True, 0
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_names": {}, "_users": {}}
@@ -225,7 +249,7 @@ class Bucket:
         live = [n for n, weight in enumerate(self.weights) if weight.requires_grad and n not in hooked]
         live = [number] if number in hooked else live
         weights, size = [self.weights[number] for number in live], len(live)
-        copied = half is not None and all(weight.dtype is torch.float32 for weight in weights)
+        copied = self.may_copy and half is not None and all(weight.dtype is torch.float32 for weight in weights)
         # Where most layers were not called, as experts may not be, autocast shall copy the weights of those that are.
         copied = copied and 2 * (self._left or len(self._names)) <= size
         self._left = 0
@@ -234,6 +258,11 @@ class Bucket:
         names = open_node(opening, None, *weights, *[bias for _, bias in biases], copied=half if copied else None)
         of_biases = {number: name for (number, _), name in zip(biases, names[size:], strict=True)}
         states = {number: _state(bias) for number, bias in biases}
+        self._opened_so_far += 1
+        if copied and self._opened_so_far & (self._opened_so_far - 1) == 0:  # the first, second, fourth, eighth …
+            places = [*range(size), *[live.index(number) for number, _ in biases]]
+            made_of = [*weights, *[bias for _, bias in biases]]
+            opening.copied = [(x, _state(x), name.detach(), n) for x, name, n in zip(made_of, names, places, strict=True)]
         found = {}
         for place, (number, weight) in enumerate(zip(live, weights, strict=True)):
             name, of_bias, version = names[place], of_biases.get(number), torch_private.version(weight)
@@ -245,6 +274,11 @@ class Bucket:
         is_known = number in self._users and not self._is_used(number)
         is_usual = bias.requires_grad and bias.is_leaf and bias.dtype is torch.float32
         return is_known and is_usual and not torch_private.is_hooked(bias)
+
+
+def _has_bits_of(copy: Tensor, x: Tensor) -> bool:
+    """Whether a copy in half precision is what would be made of it now; NaN is NaN."""
+    return torch.equal(copy.view(torch.int16), x.detach().to(copy.dtype).view(torch.int16))
 
 
 def _state(x: Tensor) -> tuple[int, int]:
