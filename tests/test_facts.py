@@ -54,6 +54,10 @@ def ratio3(kind: str, name: str, case: str) -> str:
     return f"{method(kind, name, case)['ratio']['median']:.3f}"
 
 
+def launches(kind: str, name: str, case: str) -> str:
+    return f"{method(kind, name, case)['launches']:,}"
+
+
 def memory(kind: str, case: str) -> str:
     plain, ours = (method(kind, name, case)["peak_bytes"] for name in ("gradient", "zeta_star"))
     return f"{100 * (ours / plain - 1):.1f} %"
@@ -160,7 +164,8 @@ def step(folder: str, device: str, plain: str, ours: str) -> str:
 
 
 KINDS: dict[str, Callable[..., str]] = {
-    own.__name__: own for own in (ratio, ratio3, memory, busy, peak, step, recipe, full, tuned, rates, race, digits, cell)
+    own.__name__: own
+    for own in (ratio, ratio3, launches, memory, busy, peak, step, recipe, full, tuned, rates, race, digits, cell)
 }
 
 
