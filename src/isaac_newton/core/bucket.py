@@ -37,16 +37,16 @@ class Opening:
         self.uses: list[weakref.ref[Use] | None] = [None] * size
         #: What calls have left whose graphs went before they were used, for gradients of gradients: no graph of their inputs.
         self.left: dict[int, Use] = {}
-        #: In a pass now and then: what copies were made of, the state of that, the copy, and the place of the weight.
-        self.copied: list[tuple[Tensor, tuple[int, int], Tensor, int]] = []
+        #: In a pass now and then: what a copy was made of, the state of that, the copy, and the place of the weight.
+        self.compared: list[tuple[Tensor, tuple[int, int], Tensor, int]] = []
 
     def condition(
         self, gradients: Sequence[Tensor | None], saved: Tensor | None, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """Multiply those that are there and wanted, all at once, or with `when="step"` gather their rows."""
         self.close()
-        if self.copied:
-            self._look_at_copies()
+        if self.compared:
+            self._compare_copies()
         result: list[Tensor | None] = [None] * len(gradients)
         if self.is_copied:
             gradients = _wide(gradients)
@@ -80,12 +80,12 @@ class Opening:
         if bucket is not None:
             bucket.close(self)
 
-    def _look_at_copies(self) -> None:
+    def _compare_copies(self) -> None:
         """Whether somebody wrote to `weight.data` after the copies were made, which nothing else tells of."""
-        copied, self.copied = self.copied, []
-        if copied[0][0].is_cuda and torch.cuda.is_current_stream_capturing():
+        pairs, self.compared = self.compared, []
+        if pairs[0][0].is_cuda and torch.cuda.is_current_stream_capturing():
             return
-        used = [each for each in copied if self.uses[each[3]] is not None and _state(each[0]) == each[1]]
+        used = [each for each in pairs if self.uses[each[3]] is not None and _state(each[0]) == each[1]]
         bucket = self._bucket()
         if bucket is None or all(_has_bits_of(copy, weight) for weight, _, copy, _ in used):
             return
@@ -262,7 +262,7 @@ class Bucket:
         if copied and self._opened_so_far & (self._opened_so_far - 1) == 0:  # the first, second, fourth, eighth …
             places = [*range(size), *[live.index(number) for number, _ in biases]]
             made_of = [*weights, *[bias for _, bias in biases]]
-            opening.copied = [(x, _state(x), name.detach(), n) for x, name, n in zip(made_of, names, places, strict=True)]
+            opening.compared = [(x, _state(x), name.detach(), n) for x, name, n in zip(made_of, names, places, strict=True)]
         found = {}
         for place, (number, weight) in enumerate(zip(live, weights, strict=True)):
             name, of_bias, version = names[place], of_biases.get(number), torch_private.version(weight)
